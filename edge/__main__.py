@@ -27,7 +27,7 @@ GROUPS: Final = {
     "Experiments": ("compare", "frontier", "int8", "route", "looped", "calculator"),
     "Export and build": ("export", "pack", "estimate", "build", "profile"),
     "Serve and ask": ("serve", "infer", "token"),
-    "Measure and inspect": ("bench", "goodput", "top", "info", "doctor"),
+    "Measure and inspect": ("bench", "top", "info", "doctor"),
 }
 
 

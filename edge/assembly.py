@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Final
 from edge.connections.quota import Quota
 from edge.errors import UsageError
 from edge.health.health import Health
-from edge.health.supervisor import Supervisor
-from edge.health.systemd import Notifier
-from edge.health.watchdog import Watchdog
+from edge.health.supervisor import Notifier, Supervisor, Watchdog
 from edge.instruments.energy import energy_meter
 from edge.instruments.logs import Logs
 from edge.instruments.memory import MemorySampler
@@ -22,9 +20,8 @@ from edge.repository.budget import MemoryBudget
 from edge.repository.control import ModelControl
 from edge.repository.loader import Loader
 from edge.repository.repository import Repository
-from edge.rpc.inference_servicer import InferenceServicer
 from edge.rpc.limits import MAX_STREAMS, Limits
-from edge.rpc.servicers import TelemetryServicer
+from edge.rpc.servicers import InferenceServicer, TelemetryServicer
 from edge.runtimes.table import choose
 from edge.scheduling.admission import CacheBudget
 from edge.scheduling.scheduler import Scheduler
@@ -57,11 +54,7 @@ _CALLS_BYTES: Final = 16 * 1024**2
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The parts of a server that are started, stopped or closed; those that are off are None.
-
-    Attributes:
-        pages: the port of metrics and the live page.
-    """
+    """The parts of a server that are started, stopped or closed; those that are off are None."""
 
     scheduler: Scheduler
     repository: Repository
@@ -74,7 +67,7 @@ class Parts:
     transport: Transport
     grpc: GrpcServer | Http2Server
     rest: HttpServer | None
-    pages: HttpServer | None
+    pages: HttpServer | None  # the port of metrics and the live page
     traces: Traces | None
 
 

@@ -25,21 +25,14 @@ _PAGES_SECONDS = 0.5
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The announcement of a server that has tried to load every bundle.
-
-    Attributes:
-        transport: the library that carries gRPC, one of :data:`edge.settings.TRANSPORTS`.
-        metrics_port: None where it is off, as ``http_port``.
-        ready: the models that it serves, each as ``NAME:VERSION``.
-        unavailable: the directories of the bundles that it does not serve, and the reasons.
-    """
+    """The announcement of a server that has tried to load every bundle."""
 
     process_id: int
-    transport: str
+    transport: str  # the library that carries gRPC, one of :data:`edge.settings.TRANSPORTS`
     grpc_port: int
-    metrics_port: int | None
-    ready: tuple[str, ...]
-    unavailable: dict[str, str]
+    metrics_port: int | None  # None where it is off, as ``http_port``
+    ready: tuple[str, ...]  # the models that it serves, each as ``NAME:VERSION``
+    unavailable: dict[str, str]  # the directories of the bundles that it does not serve, and the reasons
     http_port: int | None = None
 
 

@@ -31,29 +31,17 @@ _MAX_INT64 = 2**63 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Declaration:
-    """The declaration of a setting, beside its type and default.
+    """The declaration of a setting, beside its type and default."""
 
-    Attributes:
-        help: its text in ``fewheads serve --help``.
-        least: the smallest allowed number; None sets no bounds.
-        most: the largest allowed number.
-        choices: the allowed words; empty allows any.
-        fix: the way out of a wrong value.
-        unset: the meaning of an empty default or None.
-        option: its option; empty derives it from the field's name.
-        metavar: the name of its value in help; None derives it from the type.
-        parse: parses its value; None parses it by the type.
-    """
-
-    help: str
-    least: float | None = None
-    most: float = math.inf
-    choices: tuple[str, ...] = ()
-    fix: str = "Leave it out for the default."
-    unset: str = ""
-    option: str = ""
-    metavar: str | None = None
-    parse: Callable[[str], object] | None = None
+    help: str  # its text in ``fewheads serve --help``
+    least: float | None = None  # the smallest allowed number; None sets no bounds
+    most: float = math.inf  # the largest allowed number
+    choices: tuple[str, ...] = ()  # the allowed words; empty allows any
+    fix: str = "Leave it out for the default."  # the way out of a wrong value
+    unset: str = ""  # the meaning of an empty default or None
+    option: str = ""  # its option; empty derives it from the field's name
+    metavar: str | None = None  # the name of its value in help; None derives it from the type
+    parse: Callable[[str], object] | None = None  # parses its value; None parses it by the type
 
     def problem(self, option: str, value: Any) -> UsageError | None:
         """Return the error of a value outside the bounds or choices, and None of a good one."""

@@ -6,8 +6,6 @@ cosmic-ray (https://cosmic-ray.readthedocs.io) makes the mutants: comparisons, a
 most one at each place. They are run in a copy of the tree. `tests/mutation.toml` names the tests of each module.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -19,40 +17,37 @@ import tempfile
 from pathlib import Path
 
 import tomllib
-from cosmic_ray.commands import execute, init  # type: ignore[import-not-found,unused-ignore]
-from cosmic_ray.config import ConfigDict  # type: ignore[import-not-found,unused-ignore]
-from cosmic_ray.work_db import WorkDB, use_db  # type: ignore[import-not-found,unused-ignore]
-from cosmic_ray.work_item import WorkerOutcome, WorkItem, WorkResult  # type: ignore[import-not-found,unused-ignore]
+from cosmic_ray.commands import execute, init
+from cosmic_ray.config import ConfigDict
+from cosmic_ray.work_db import WorkDB, use_db
+from cosmic_ray.work_item import WorkerOutcome, WorkResult
 
 ROOT = Path(__file__).parents[1]
 TABLE = Path(__file__).with_suffix(".toml")
 #: Names of operators begin so. Bitwise ones would change type annotations, and `is` hardly differs from `==`.
-ARITHMETIC = ["Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "FloorDiv_Mul", "Mod_FloorDiv", "Pow_Mul"]
-COMPARISONS = ["Eq_NotEq", "NotEq_Eq", "Lt_LtE", "Lt_Gt", "LtE_Lt", "LtE_Gt", "Gt_GtE", "Gt_Lt", "GtE_Gt", "GtE_Lt"]
-COMPARISONS += ["Is_IsNot", "IsNot_Is"]
-BOOLEANS = ["ReplaceTrueWithFalse", "ReplaceFalseWithTrue", "ReplaceAndWithOr", "ReplaceOrWithAnd", "AddNot"]
-OPERATORS = {
-    *(f"core/ReplaceBinaryOperator_{name}" for name in ARITHMETIC),
-    *(f"core/ReplaceComparisonOperator_{name}" for name in COMPARISONS),
-    *(f"core/{name}" for name in BOOLEANS),
-    *(f"core/ReplaceUnaryOperator_{name}" for name in ("Delete_Not", "Delete_USub")),
-    "core/NumberReplacer",
+_NAMES = {
+    "ReplaceBinaryOperator_": "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Mul Mod_FloorDiv Pow_Mul",
+    "ReplaceComparisonOperator_": "Eq_NotEq NotEq_Eq Lt_LtE Lt_Gt LtE_Lt LtE_Gt Gt_GtE Gt_Lt GtE_Gt GtE_Lt",
+    "ReplaceComparisonOperator_Is": "_IsNot Not_Is",
+    "ReplaceUnaryOperator_": "Delete_Not Delete_USub",
+    "": "ReplaceTrueWithFalse ReplaceFalseWithTrue ReplaceAndWithOr ReplaceOrWithAnd AddNot NumberReplacer",
 }
+OPERATORS = {f"core/{kind}{name}" for kind, names in _NAMES.items() for name in names.split()}
 SECONDS = 120.0
 
 
-def tests_of(paths: list[str]) -> dict[str, list[str]]:
-    table: dict[str, list[str]] = tomllib.loads(TABLE.read_text())["modules"]
+def tests_of(paths):
+    table = tomllib.loads(TABLE.read_text())["modules"]
     found = {module: tests for module, tests in table.items() if module.startswith(tuple(paths))}
     if not found:
         sys.exit(f"{' '.join(paths)}: got no module of {TABLE}, expected some. Add them there.")
     return found
 
 
-def sample(session: Path, share: float, chance: random.Random) -> int:
+def sample(session, share, chance):
     """Keep a random share of the places of a session, with one mutant each, and return their number."""
-    places: dict[tuple[int, int], list[WorkItem]] = {}
-    lines: dict[Path, list[str]] = {}
+    places = {}
+    lines = {}
     with use_db(session, WorkDB.Mode.open) as database:
         items = list(database.pending_work_items)
         for item in items:
@@ -70,7 +65,7 @@ def sample(session: Path, share: float, chance: random.Random) -> int:
     return count
 
 
-def run(module: str, tests: list[str], share: float, python: str, chance: random.Random) -> list[tuple[bool, str]]:
+def run(module, tests, share, python, chance):
     """Run mutants of a module in this directory; return whether each was noticed, and its diff."""
     session = Path(f"{module.replace('/', '.')}.sqlite")
     command = f"{python} -m pytest -x -q -p no:cacheprovider {' '.join(tests)}"
@@ -86,7 +81,7 @@ def run(module: str, tests: list[str], share: float, python: str, chance: random
     return [(result.is_killed, result.diff or "") for result in results]
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("paths", nargs="+", help="modules, or directories of them")
     parser.add_argument("--share", type=float, default=0.2, help="share of the places that are changed")

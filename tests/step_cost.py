@@ -8,15 +8,12 @@ Text: a step without a head, with the first one, and with both in turn. All take
 differences to the first of them are medians over the turns.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 
@@ -24,22 +21,19 @@ import numpy as np
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.programs import GenerateProgram, HeadProgram
-from edge.programs.generate import GenerationSession, generator
-from edge.programs.head import LogitHead, head_of
+from edge.programs.generate import generator
+from edge.programs.head import head_of
 from edge.programs.loop import Loop, LoopRunners
 from edge.programs.program import AppliedHead, Joining, LoopLimits, Options
 from edge.programs.sampling import Sampling
-from edge.runner import Runner
 from edge.runtimes.build import load_runner
 from edge.runtimes.host import HostLoop
 
-Turns = dict[str, Callable[[], object]]
 
-
-def loop_turns(bundle: Bundle, cache: Path, rows: int) -> Turns:
+def loop_turns(bundle, cache, rows):
     runners = LoopRunners(*(load_runner(bundle, "onnxruntime", cache, role=role).runner for role in ("embed", "step")))
     tier = bundle.manifest.tiers[0].name
-    session = Loop(bundle.manifest.program, {tier: runners}).session(Options(tier))  # type: ignore[arg-type]
+    session = Loop(bundle.manifest.program, {tier: runners}).session(Options(tier))
     inputs = {name: array[:rows] for name, array in bundle.golden.inputs.items()}
     session.add([Joining("all", inputs, Options(tier, LoopLimits(2**62, -1.0)))])  # no residual is below 0
     for _ in range(2):  # each has arrays of its own
@@ -47,21 +41,21 @@ def loop_turns(bundle: Bundle, cache: Path, rows: int) -> Turns:
     device = session._device
     assert isinstance(device, HostLoop)
 
-    def bare() -> None:
+    def bare():
         for run in device._runs[session.rows, device._current]:
             run()
 
     return {"bare run": bare, "device's step": device.step, "session": session.step}
 
 
-def loaded_head(path: Path, cache: Path) -> LogitHead:
+def loaded_head(path, cache):
     bundle = Bundle.open(path)
     config, tier = bundle.manifest.program, bundle.manifest.tiers[0].name
     assert isinstance(config, HeadProgram)
     return head_of(bundle, config, {tier: load_runner(bundle, "onnxruntime", cache, role="head").runner})
 
 
-def session_of(bundle: Bundle, runner: Runner, rows: int, head: LogitHead | None) -> GenerationSession:
+def session_of(bundle, runner, rows, head):
     config, tier = bundle.manifest.program, bundle.manifest.tiers[0].name
     assert isinstance(config, GenerateProgram)
     session = generator(bundle, config, {tier: runner}).session(Options(tier))
@@ -72,12 +66,12 @@ def session_of(bundle: Bundle, runner: Runner, rows: int, head: LogitHead | None
     return session
 
 
-def head_turns(bundle: Bundle, heads: list[LogitHead], cache: Path, rows: int) -> Turns:
+def head_turns(bundle, heads, cache, rows):
     runner = load_runner(bundle, "onnxruntime", cache, role="backbone").runner
     plain, one, both = (session_of(bundle, runner, rows, head) for head in (None, heads[0], heads[0]))
     in_turn = cycle(heads)
 
-    def changing() -> None:
+    def changing():
         head = next(in_turn)
         for row in both._rows:
             row.head = AppliedHead(head, 1.0)
@@ -86,7 +80,7 @@ def head_turns(bundle: Bundle, heads: list[LogitHead], cache: Path, rows: int) -
     return {"no head": plain.step, "one head": one.step, "two heads in turn": changing}
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("heads", type=Path, nargs="*")
@@ -98,7 +92,7 @@ def main() -> None:
         bundle, cache = Bundle.open(given.bundle), Path(directory)
         heads = [loaded_head(path, cache) for path in given.heads]
         turns = head_turns(bundle, heads, cache, given.rows) if heads else loop_turns(bundle, cache, given.rows)
-    taken: dict[str, list[float]] = {name: [] for name in turns}
+    taken = {name: [] for name in turns}
     for step in range(given.steps + 3):
         for name in random.sample(list(turns), len(turns)):
             begun = time.perf_counter_ns()
@@ -106,7 +100,7 @@ def main() -> None:
             if step > 2:  # the first ones load code
                 taken[name].append((time.perf_counter_ns() - begun) / 1e3)
     first = next(iter(taken))
-    record: dict[str, object] = {"rows": given.rows, "steps": given.steps}
+    record = {"rows": given.rows, "steps": given.steps}
     for name, times in taken.items():
         added = statistics.median(one - base for one, base in zip(times, taken[first], strict=True))
         ratio = statistics.median(one / base for one, base in zip(times, taken[first], strict=True))

@@ -1,12 +1,8 @@
 """The documents agree with the files, commands and figures that they name."""
 
-from __future__ import annotations
-
 import re
 import shlex
-import shutil
 import subprocess
-from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -16,15 +12,19 @@ import pytest
 from deploy import demo, device_table, push
 from edge import __version__
 from edge.__main__ import GROUPS, grouped
+from export.estimate import document
 from export.estimate.measurements import published
+from export.estimate.predictions import read_predictions
 from export.estimate.roofline import ERRORS
 from export.models.transformer import LayerShape
-from export.papers import predicted
 from export.papers.backward import tables as backward_tables
-from export.papers.experiment import report_experiment
-from export.papers.frontier.boards import BoardPlans, table_of
-from export.reduce import tables
+from export.papers.calculator import tables as calculator_tables
+from export.papers.frontier import boards
+from export.papers.looped import tables as looped_tables
+from export.reduce import tables as reduce_tables
 from export.reduce.plan import amdahl_bound, macs_per_token
+from export.report.table import Table, with_tables
+from export.training.intervals import Difference
 from tests.support.imports import EXPORT_ORDER, ORDER
 
 ROOT = Path(__file__).parent.parent
@@ -38,17 +38,19 @@ COMMANDS = {point.name: point for point in entry_points(group="fewheads.commands
 ALL = README + SERVER + CONTRIBUTING + DEPLOYMENT + PROOFS + (ROOT / "edge/bundles/FORMAT.md").read_text()
 
 
-def test_the_changelog_begins_with_this_version() -> None:
+def listed(*patterns):
+    return subprocess.check_output(["git", "ls-files", *patterns], cwd=ROOT, text=True).split()
+
+
+def test_the_changelog_begins_with_this_version():
     versions = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert versions[0] == __version__
 
 
-def test_every_file_that_the_readme_names_exists() -> None:
-    tree = README.split("## Tree")[1]
+def test_every_file_that_the_readme_names_exists():
     section = ""
-    for line in tree.splitlines():
-        folder = re.match(r"^(\w+/)", line)
-        if folder:
+    for line in README.split("## Tree")[1].splitlines():
+        if folder := re.match(r"^(\w+/)", line):
             section = folder[1]
         for name in re.findall(r"\b([a-z_0-9]+\.(?:py|proto))\b", line):
             found = (ROOT / section / name).exists() or (ROOT / name).exists()
@@ -61,49 +63,45 @@ def test_every_file_that_the_readme_names_exists() -> None:
         assert (DEPLOY / name).exists(), name
 
 
-def test_links_of_all_pages_lead_to_files() -> None:
-    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for page in map(ROOT.joinpath, listed.split()):
+def test_links_of_all_pages_lead_to_files():
+    for page in map(ROOT.joinpath, listed("*.md")):
         for target in re.findall(r"\]\(([\w./-]+?)(?:#[\w-]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), (page, target)
 
 
-def test_the_demo_gives_options_that_its_commands_have() -> None:
+def test_the_demo_gives_options_that_its_commands_have():
     COMMANDS["train"].load().make_context("train", [*demo.CALCULATORS, *demo.LOOPED, "--out", "runs", "--replace"])
 
 
-def test_every_command_of_the_readme_exists_and_the_other_way_round() -> None:
+def test_every_command_of_the_readme_exists_and_the_other_way_round():
     """In the groups of the help, and in their order."""
     section = README.split("## Commands")[1].split("##")[0]
     tables = re.findall(r"^\| ([A-Z][\w ]+) \| \|\n((?:\|.*\n)+)", section, re.MULTILINE)
     found = {heading: re.findall(r"^\| `fewheads (\w+)", table, re.MULTILINE) for heading, table in tables}
     assert {heading: list(dict.fromkeys(names)) for heading, names in found.items()} == grouped(COMMANDS)
-
-
-def test_every_command_has_a_group_and_the_other_way_round() -> None:
     names = [name for group in GROUPS.values() for name in group]
     assert sorted(names) == sorted(COMMANDS), "edge/__main__.py has the groups of the commands in pyproject.toml"
 
 
-def test_the_make_targets_of_the_documents_exist() -> None:
+def test_the_make_targets_of_the_documents_exist():
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"\bmake ([\w-]+)", README + SERVER + CONTRIBUTING + PROOFS):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-def commands(program: str) -> list[list[str]]:
+def commands(program):
     examples = "\n".join(re.findall(r"```\n(.*?)```", DEPLOYMENT, re.DOTALL)).replace("\\\n", " ")
     lines = [line for line in examples.splitlines() if line.startswith(f"{program} ")]
     return [shlex.split(line.removeprefix(program), comments=True) for line in lines]
 
 
-def test_the_exit_codes_of_the_entry_point_are_explained() -> None:
+def test_the_exit_codes_of_the_entry_point_are_explained():
     entrypoint = (DEPLOY / "container" / "entrypoint.sh").read_text()
     written = {int(code) for code in re.findall(r"^\| (\d\d) \|", DEPLOYMENT, re.MULTILINE)}
     assert written == {int(code) for code in re.findall(r"\bfail (\d+)", entrypoint)}
 
 
-def test_the_commands_of_a_deployment_are_valid() -> None:
+def test_the_commands_of_a_deployment_are_valid():
     pushed = commands("python deploy/push.py")
     assert len(pushed) == 2
     for arguments in pushed:
@@ -117,7 +115,7 @@ def test_the_commands_of_a_deployment_are_valid() -> None:
     assert {"/repository", "/cache", "/etc/nv_tegra_release"} < mounts
 
 
-def test_the_commands_of_open_questions_have_their_options() -> None:
+def test_the_commands_of_open_questions_have_their_options():
     examples = [part.strip() for code in re.findall(r"`([^`\n]+)`", PROOFS) for part in code.split("&&")]
     found = [shlex.split(each)[1:] for each in examples if each.startswith("fewheads ")]
     assert len(found) > 10
@@ -126,7 +124,7 @@ def test_the_commands_of_open_questions_have_their_options() -> None:
         assert {argument for argument in arguments if argument.startswith("-")} <= options, (name, arguments)
 
 
-def test_image_and_page_install_the_same_packages() -> None:
+def test_image_and_page_install_the_same_packages():
     """The extra `device` with the versions of the constraints, of which pycuda is one."""
     assert re.findall(r"^pycuda==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert re.search(r"pip wheel .*-c constraints\.txt pycuda$", DOCKERFILE, re.MULTILINE)
@@ -134,7 +132,7 @@ def test_image_and_page_install_the_same_packages() -> None:
         assert re.search(r"install .*-c constraints\.txt .*'\.\[device\]'", text)
 
 
-def test_the_map_for_contributors_is_in_the_order_of_the_layers() -> None:
+def test_the_map_for_contributors_is_in_the_order_of_the_layers():
     tables = CONTRIBUTING.split("| package of `edge/` |")[1].split("| package of `export/` |")
     first = [row.split("|")[1] for table in tables for row in table.split("\n\n")[0].splitlines()[2:]]
     named = [name.removesuffix(".py") for cell in first for name in re.findall(r"`(\w+(?:\.py)?)/?`", cell)]
@@ -143,13 +141,13 @@ def test_the_map_for_contributors_is_in_the_order_of_the_layers() -> None:
     assert named[len(order) :] == list(EXPORT_ORDER)
 
 
-def test_the_tables_of_boards_are_made_from_their_records() -> None:
+def test_the_tables_of_boards_are_made_from_their_records():
     records = map(device_table.read_record, sorted((ROOT / "deploy" / "device_records").glob("*.json")))
     table = SERVER.split(device_table.BEGIN)[1].split(device_table.END)[0]
     assert table.strip() == device_table.markdown(list(records))
 
 
-def test_the_limits_page_computes_what_it_says() -> None:
+def test_the_limits_page_computes_what_it_says():
     page = (REDUCTION / "LIMITS.md").read_text()
     d, lengths = 768, (128, 384, 512, 2048)
     layer = LayerShape(12, 64, 3072)
@@ -171,16 +169,15 @@ def test_the_limits_page_computes_what_it_says() -> None:
         assert re.findall(r"\d\.\d{2}", row) == [f"{ratio:.2f}" for ratio in ratios]
 
 
-def test_the_measured_table_of_the_readme_is_that_of_the_report() -> None:
+def test_the_measured_table_of_the_readme_is_that_of_the_report():
     report = (ROOT / "export/papers/frontier/results/report.md").read_text()
     table = report.split("| model |")[1].split("\n\n")[0]
     assert f"| model |{table}\n" in README
 
 
-def test_the_speeds_on_an_orin_are_those_of_the_record() -> None:
-    place = ROOT / "export/papers/frontier/boards/orin-nano-super-15W.json"
-    plans = msgspec.json.decode(place.read_bytes(), type=BoardPlans)
-    assert place.with_suffix(".md").read_text() == table_of(plans)
+def test_the_speeds_on_an_orin_are_those_of_the_record():
+    record = ROOT / "export/papers/frontier/boards/orin-nano-super-15W.json"
+    plans = msgspec.json.decode(record.read_bytes(), type=boards.BoardPlans)
     speeds = {row.name: {(point.tokens, point.batch): point.speedup for point in row.points} for row in plans.rows}
     tiers = ("half", "third", "quarter")
     published = [speeds[tier][32, 1] for tier in tiers]
@@ -198,7 +195,7 @@ def test_the_speeds_on_an_orin_are_those_of_the_record() -> None:
     assert f"The first two of six layers are predicted to reach {first:.1f}×" in readme
 
 
-def test_the_errors_of_predictions_are_those_of_the_fit() -> None:
+def test_the_errors_of_predictions_are_those_of_the_fit():
     products, memory = (round(100 * ERRORS[regime].rms) for regime in ("products", "memory"))
     said = f"its network: {products} % RMS where products bind, {memory} % where memory does"
     assert f"[{len(published().measurements)} published measurements]" in PROOFS
@@ -208,36 +205,43 @@ def test_the_errors_of_predictions_are_those_of_the_fit() -> None:
     assert bands in " ".join((REDUCTION / "LIMITS.md").read_text().split())
 
 
-def test_the_tables_of_predictions_are_made_from_their_record() -> None:
-    record = msgspec.json.decode(predicted.RECORD.read_bytes(), type=predicted.Record)
-    assert record.tables.keys() == predicted.PAGES.keys()
-    for table, page in predicted.PAGES.items():
-        assert predicted.page_of(record, table) == page.read_text(), table
-    assert record.tables["layers"] == predicted.layers(), "python -m export.papers.predicted writes them anew"
+def test_the_predictions_of_layers_are_those_of_today():
+    record = read_predictions(reduce_tables.PREDICTED)
+    assert record == reduce_tables.predicted(), "python -m export.reduce.tables writes them anew"
 
 
-def test_the_tables_of_backward_attention_are_made_from_their_records(tmp_path: Path) -> None:
-    assert backward_tables.page() == backward_tables.PAGE.read_text(), "python -m export.papers.backward.tables"
-    results = shutil.copytree(backward_tables.RESULTS, tmp_path / "results")
-    comparison, mismatched = backward_tables.experiments(results)
-    report_experiment(comparison, results / "compare", plots=False)
-    report_experiment(mismatched, results / "mismatch", plots=False)
-    for name in ("compare", "mismatch"):
-        published = backward_tables.RESULTS / name / "report.md"
-        assert (results / name / "report.md").read_text() == published.read_text()
+#: The commands that write documents from committed records; that of ``fewheads frontier`` takes half a minute, see
+#: tests/export/test_papers_frontier.py.
+WRITERS = (document, reduce_tables, backward_tables, calculator_tables, looped_tables, boards)
 
 
-def test_the_tables_of_the_limits_are_made_from_their_records() -> None:
-    page = tables.PAGE.read_text()
-    assert tables.page_of(page) == page, "python -m export.reduce.tables"
+@pytest.mark.parametrize("module", WRITERS, ids=lambda module: module.__name__)
+def test_the_documents_are_what_their_commands_make_of_the_records(module):
+    for path, page in module.pages().items():
+        assert page == path.read_text(), f"python -m {module.__name__} writes {path.name} anew"
+
+
+def test_a_table_is_written_behind_its_marker_and_the_text_around_it_stays():
+    marker = "<!-- table: records.json#b by make it -->"
+    page = f"Text.\n\n{marker}\n\n{{}}| a | b |\n| --- | ---: |\n| {{}} |\n\nMore text.\n\n| a |\n| --- |\n"
+    table = Table("", ("a", "b"), [("x", 2.0), ("y", Difference(1, (-1, 2)))], note="A note.")
+    anew = with_tables(page.format("Another note.\n\n", "old | 1"), "make it", {"records.json#b": table})
+    assert anew == page.format("A note.\n\n", "x | 2 |\n| y | +1 (-1 … +2)")
+    assert with_tables(anew, "make it", {"records.json#b": table._replace(note="")}).startswith(
+        f"Text.\n\n{marker}\n\n| a"
+    )
+    for other in (page.replace("#b", ""), 2 * page):
+        with pytest.raises(
+            ValueError, match=r"the document has [02] tables behind <!-- table: records.json#b by make it"
+        ):
+            with_tables(other, "make it", {"records.json#b": table})
 
 
 _PAPERS = (
     *("adaptive/RESULTS.md", "backward/RESULTS.md", "calculator/RESULTS.md", "calculator/VARIATIONS.md"),
     *("calculator/stack/RESULTS.md", "looped/RESULTS.md"),
 )
-#: Pages whose tables of figures each name a record and the command that recomputes them, or are made by a module of a
-#: paper, whose test compares them with its records.
+#: Pages whose tables of figures each name a record and the command that recomputes them.
 RECORDED = (
     *("README.md", "export/reduce/LIMITS.md", "export/estimate/README.md"),
     *("export/bundle/fewest_kernels/KERNELS.md", "export/bundle/pack/README.md"),
@@ -245,18 +249,13 @@ RECORDED = (
     *(f"export/papers/{name}" for name in _PAPERS),
 )
 _MARKER = re.compile(r"^<!-- table: (.+) by (.+) -->$", re.MULTILINE)
-_MADE = re.compile(
-    r"^<!-- (.+): made by python -m (export\.papers\.[\w.]+) -->$.*?^<!-- end of \1 -->$", re.MULTILINE | re.DOTALL
-)
 _FIGURE = re.compile(r"\| *[*+~±<≤≈-]*\d")
 
 
-def unmarked_tables(page: str) -> Iterator[tuple[str, re.Match[str] | None]]:
+def unmarked_tables(page):
     """Yield the first line of each table of figures, and the marker between the previous table and it."""
     above = 0
-    made = {block[2] for block in _MADE.finditer(page)}
-    assert all((ROOT / f"{module.replace('.', '/')}.py").is_file() for module in made), made
-    page = _MADE.sub("", page).partition("\n## The tables\n")[0]  # which tests/test_peers.py compares with its record
+    page = page.partition("\n## The tables\n")[0]  # which tests/test_peers.py compares with its record
     for table in re.finditer(r"^\|.*\n\|[ :|-]+\n(?:\|.*(?:\n|$))+", page, re.MULTILINE):
         if any(_FIGURE.search(row) for row in table[0].splitlines()[2:]):
             yield table[0].splitlines()[0], next(_MARKER.finditer(page, above, table.start()), None)
@@ -264,13 +263,11 @@ def unmarked_tables(page: str) -> Iterator[tuple[str, re.Match[str] | None]]:
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_each_table_of_figures_names_its_record_and_command(name: str) -> None:
-    tracked = set(
-        subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    )
+def test_each_table_of_figures_names_its_record_and_command(name):
+    tracked = set(listed())
     for head, marker in unmarked_tables((ROOT / name).read_text()):
         assert marker, f"{name}: no record is named between the table before and {head}"
-        for record in marker[1].split(", "):
+        for record in marker[1].partition("#")[0].split(", "):
             assert record in tracked or any(file.startswith(f"{record}/") for file in tracked), (head, record)
         program, *arguments = shlex.split(marker[2])
         if program == "fewheads":
@@ -286,59 +283,40 @@ def test_each_table_of_figures_names_its_record_and_command(name: str) -> None:
             assert {f"{path}.py", f"{path}/__main__.py"} & tracked, (head, arguments)
 
 
-_TYPES = "tests/export/test_generate_types.py::test_each_type_writes_the_texts_of_transformers"
-_IMPORTED = "tests/export/test_imported.py::test_a_stock_client_gets_what_transformers_computes"
-_OWN = "tests/export/test_tasks_own_served.py::test_each_format_reaches_a_served_answer"
-_CLASSES = (
-    "tests/export/test_bundle_classifier.py"
-    "::test_the_bundle_has_a_tier_for_each_run_and_precision_with_the_outputs_of_training"
-)
-_PICTURES = "tests/export/test_tasks_images.py::test_exported_run_reads_files_as_it_was_trained"
-_CALCULATORS = "tests/system/test_calculator.py::test_the_gate_is_right_on_all_items_after_rounding"
-#: What the documents say becomes a bundle, to the test that takes it by commands to a served answer, which it compares
-#: with that of another program, or of torch for models of our own; where it is refused, to the test of the refusal.
+_TEXTS = ("classifier of texts, or of pairs with `--pair`", "regression, cross-encoder", "classifier of tokens")
+_FILES = ("`FILE.csv`", "`FILE.tsv`", "`FILE.jsonl`", "`FILE.parquet`", "a directory with `CLASS/NAME.png`")
+#: The test that takes kinds of the documents by commands from a directory to a served answer, which it compares with
+#: that of another program, or of torch for models of our own; where they are refused, the test of the refusal.
 SERVED = {
-    **dict.fromkeys(("GPT-2", "Gemma", "Llama", "Mistral", "Qwen2"), _TYPES),
-    **dict.fromkeys(("BERT", "RoBERTa", "XLM-RoBERTa", "DistilBERT", "ViT"), _IMPORTED),
-    **dict.fromkeys(
-        (
-            *("classifier of texts, or of pairs with `--pair`", "regression, cross-encoder", "classifier of tokens"),
-            *("question answering, also runs on SQuAD", "sentence embeddings"),
-        ),
-        _IMPORTED,
+    "generate_types.py::test_each_type_writes_the_texts_of_transformers": (
+        *("GPT-2", "Gemma", "Llama", "Mistral", "Qwen2", "Models that generate text"),
     ),
-    **dict.fromkeys(
-        (
-            *("`FILE.csv`", "`FILE.tsv`", "`FILE.jsonl`", "`FILE.parquet`"),
-            "a directory with `train.csv` and perhaps `dev.csv`",
-            "a directory that `save_to_disk()` of Hugging Face's `datasets` wrote",
-            "a directory with `CLASS/NAME.png`",
-        ),
-        _OWN,
+    "imported.py::test_a_stock_client_gets_what_transformers_computes": (
+        *("BERT", "RoBERTa", "XLM-RoBERTa", "DistilBERT", "ViT", *_TEXTS),
+        *("question answering, also runs on SQuAD", "sentence embeddings"),
     ),
-    "operators of ONNX": "tests/export/test_bundle_pack.py::test_bundle_with_real_inputs_is_served",
-    "`If`, `Loop`, `Scan`": "tests/export/test_bundle_pack_variants.py::test_control_flow_is_packed_as_it_is",
-    "`NonZero`, `NonMaxSuppression`, `Unique`, `Compress`": (
-        "tests/export/test_bundle_pack_variants.py::test_a_detector_with_non_maximum_suppression_is_for_onnx_runtime"
+    "tasks_own_runs.py::test_each_format_reaches_a_served_answer": (
+        *(*_FILES, "a directory with `train.csv` and perhaps `dev.csv`"),
+        "a directory that `save_to_disk()` of Hugging Face's `datasets` wrote",
     ),
-    "operators of ONNX Runtime (`com.microsoft`, `ai.onnx.ml`), text": (
-        "tests/export/test_bundle_pack.py::test_text_in_and_out"
+    "bundle_pack.py::test_bundle_with_real_inputs_is_served": ("operators of ONNX",),
+    "bundle_pack_variants.py::test_control_flow_is_packed_as_it_is": ("`If`, `Loop`, `Scan`",),
+    "bundle_pack_variants.py::test_a_detector_with_non_maximum_suppression_is_for_onnx_runtime": (
+        "`NonZero`, `NonMaxSuppression`, `Unique`, `Compress`",
     ),
-    "other operators": "tests/export/test_bundle_pack.py::test_models_that_would_not_serve",
-    "GLUE": _CLASSES,
-    "SQuAD": (
-        "tests/export/test_tasks_squad.py::test_a_stock_client_gets_the_logits_of_a_run_and_the_places_of_its_tokens"
+    "bundle_pack.py::test_text_in_and_out": ("operators of ONNX Runtime (`com.microsoft`, `ai.onnx.ml`), text",),
+    "bundle_pack.py::test_models_that_would_not_serve": ("other operators",),
+    "bundle_classifier.py::test_the_bundle_has_a_tier_for_each_run_and_precision_with_the_outputs_of_training": (
+        *("GLUE", "Text models"),
     ),
-    "images": _PICTURES,
-    "The calculators": _CALCULATORS,
-    "Text models": _CLASSES,
-    "Image models": _PICTURES,
-    "Looped models": "tests/export/test_papers_looped_runs.py::test_tiers_of_a_bundle_compute_the_loops_of_their_runs",
-    "Models that generate text": _TYPES,
+    "tasks_squad.py::test_a_stock_client_gets_the_logits_of_a_run_and_the_places_of_its_tokens": ("SQuAD",),
+    "tasks_images.py::test_exported_run_reads_files_as_it_was_trained": ("images", "Image models"),
+    "papers_looped_runs.py::test_tiers_of_a_bundle_compute_the_loops_of_their_runs": ("Looped models",),
+    "tests/system/test_calculator.py::test_the_gate_is_right_on_all_items_after_rounding": ("The calculators",),
 }
 
 
-def test_each_kind_that_the_documents_name_has_a_test_from_its_directory_to_a_served_answer() -> None:
+def test_each_kind_that_the_documents_name_has_a_test_from_its_directory_to_a_served_answer():
     own, pack = ((ROOT / "export" / name / "README.md").read_text() for name in ("data", "bundle/pack"))
     named = re.findall(r"^- \*\*([A-Z][\w ]+)\*\* take `", SERVER, re.MULTILINE)
     texts = " ".join((README + SERVER + own + pack).split())
@@ -349,8 +327,9 @@ def test_each_kind_that_the_documents_name_has_a_test_from_its_directory_to_a_se
     for page, heading in ((SERVER, "| model | sends | gets |"), (own, "| `--data` |"), (pack, "| the graph has |")):
         rows = page.split(heading)[1].split("\n\n")[0].splitlines()[2:]
         named += [row.split(" | ")[0].removeprefix("| ") for row in rows]
-    assert set(named) == set(SERVED)
-    for kind, test in SERVED.items():
+    assert set(named) == {kind for kinds in SERVED.values() for kind in kinds}
+    for test in SERVED:
         path, name = test.split("::")
+        path = path if "/" in path else f"tests/export/test_{path}"
         (found,) = re.findall(rf"^((?:@.*\n)*)def {name}\(", (ROOT / path).read_text(), re.MULTILINE)
-        assert "slow" not in found, kind
+        assert "slow" not in found, test

@@ -1,13 +1,10 @@
 """``make gpu`` without a GPU: what it refuses, what it installs, and the form of its record."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import tomllib
@@ -19,7 +16,7 @@ from tests.gpu.record import Step, marked_tests, steps
 
 
 @pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="needs a machine without a GPU")
-def test_without_a_gpu_nothing_is_installed() -> None:
+def test_without_a_gpu_nothing_is_installed():
     before = __main__.ENVIRONMENT.exists()
     done = subprocess.run([sys.executable, "-m", "tests.gpu"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == BackendError.exit_code
@@ -28,7 +25,7 @@ def test_without_a_gpu_nothing_is_installed() -> None:
     assert __main__.ENVIRONMENT.exists() == before
 
 
-def test_missing_wheels_and_packages_of_the_machine_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_wheels_and_packages_of_the_machine_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(__main__, "gpu_problem", lambda: None)  # as on a machine with a GPU
     monkeypatch.setattr(sys, "version_info", (3, 12, 3))
     with pytest.raises(BackendError, match=r"got no wheels in .*Run `make gpu-wheels` on a machine with network"):
@@ -44,7 +41,7 @@ def test_missing_wheels_and_packages_of_the_machine_are_named(tmp_path: Path, mo
         __main__.check(tmp_path)
 
 
-def test_every_dependency_is_collected_or_known_to_be_elsewhere() -> None:
+def test_every_dependency_is_collected_or_known_to_be_elsewhere():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = list(project["dependencies"])
     for extra in collect.EXTRAS:
@@ -55,19 +52,17 @@ def test_every_dependency_is_collected_or_known_to_be_elsewhere() -> None:
     assert names <= collected | left_out
     assert not collected & left_out
     assert "torch" in left_out
-    assert {"grpcio", "msgspec", "onnxruntime", "pytest", "tritonclient"} <= collected
+    assert {"grpcio", "msgspec", "pytest", "tritonclient"} <= collected
 
 
 @pytest.mark.skipif(not WHEELS.exists(), reason="needs `make gpu-wheels`")
-def test_collected_wheels_have_neither_torch_nor_cuda() -> None:
+def test_collected_wheels_have_neither_torch_nor_cuda():
     names = {collect.name_of(wheel.name.split("-")[0]) for wheel in WHEELS.iterdir()}
     assert {"pip", "pycuda", *(collect.name_of(line) for line in collect.wanted())} <= names
     assert not [name for name in names if name in ("torch", "triton") or name.startswith(("nvidia-", "tensorrt"))]
 
 
-def test_a_step_that_fails_or_hangs_is_recorded_and_the_others_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_step_that_fails_or_hangs_is_recorded_and_the_others_run(tmp_path, monkeypatch, capsys):
     test = "import pytest\ndef test_good(): pass\ndef test_bad(): assert 0\ndef test_none(): pytest.skip('no TensorRT')"
     for name, code in {
         "fine": "import json; print('progress'); print(json.dumps({'ratio': 2.5}))",
@@ -98,6 +93,6 @@ def test_a_step_that_fails_or_hangs_is_recorded_and_the_others_run(
     assert record.record(chosen[:1], tmp_path / "gpu.json")
 
 
-def test_the_steps_fit_into_eight_minutes_and_run_every_file_with_the_marker() -> None:
+def test_the_steps_fit_into_eight_minutes_and_run_every_file_with_the_marker():
     assert sum(step.limit_s for step in steps()) <= 480
     assert {"tests/edge/test_runtimes.py", "tests/export/test_papers_frontier.py"} <= {*marked_tests()}

@@ -1,13 +1,10 @@
 """Manifests for Kubernetes and KServe: their schemas, and the server that they start."""
 
-from __future__ import annotations
-
 import functools
 import json
 import shutil
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -25,21 +22,21 @@ VERSIONS = ("1.30", "1.37")
 KSERVE = Path(__file__).parent / "data" / "kserve.json"
 
 
-def documents(file: str) -> list[Any]:
+def documents(file):
     return list(yaml.safe_load_all((DIRECTORY / file).read_text()))
 
 
-def container(file: str) -> Any:
+def container(file):
     spec = documents(file)[-1]["spec"]
     return (spec["template"]["spec"] if "template" in spec else spec)["containers"][0]
 
 
 @functools.cache
-def read(file: Path) -> Any:
+def read(file):
     return json.loads(file.read_text())
 
 
-def errors(document: Any, version: str) -> list[str]:
+def errors(document, version):
     """Return the violations of the schemas of a release of Kubernetes and of KServe 0.21."""
     validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
     jsonschema = pytest.importorskip("jsonschema")
@@ -65,12 +62,12 @@ MANIFESTS = [
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("document", MANIFESTS)
-def test_manifests_follow_the_schemas(document: Any, version: str) -> None:
+def test_manifests_follow_the_schemas(document, version):
     assert errors(document, version) == []
 
 
 @pytest.mark.parametrize("file", ["serving-runtime.yaml", "k3s.yaml"])
-def test_manifests_give_the_server_options_and_ports_that_exist(file: str) -> None:
+def test_manifests_give_the_server_options_and_ports_that_exist(file):
     found = container(file)
     command, *arguments = found["args"]
     assert command == "serve"
@@ -87,7 +84,7 @@ def test_manifests_give_the_server_options_and_ports_that_exist(file: str) -> No
 
 
 @pytest.mark.slow
-def test_started_server_answers_the_probes(tmp_path: Path) -> None:
+def test_started_server_answers_the_probes(tmp_path):
     """KServe copies the contents of its URI into /mnt/models; here they are one bundle."""
     shutil.copytree(ORACLE_BUNDLE, tmp_path / "models")
     found = container("serving-runtime.yaml")
@@ -105,18 +102,15 @@ def test_started_server_answers_the_probes(tmp_path: Path) -> None:
     assert result.outputs["value"][0, 0] == 2
 
 
-def test_pod_has_time_to_drain() -> None:
-    runtime, (service,) = container("serving-runtime.yaml"), documents("inference-service.yaml")
-    pod = documents("k3s.yaml")[-1]["spec"]["template"]["spec"]
-    for found, grace in (
-        (runtime, service["spec"]["predictor"]["terminationGracePeriodSeconds"]),
-        (pod["containers"][0], pod["terminationGracePeriodSeconds"]),
-    ):
+def test_pod_has_time_to_drain():
+    (service,), pod = documents("inference-service.yaml"), documents("k3s.yaml")[-1]["spec"]["template"]["spec"]
+    for file, spec in (("serving-runtime.yaml", service["spec"]["predictor"]), ("k3s.yaml", pod)):
+        found, grace = container(file), spec["terminationGracePeriodSeconds"]
         drain = serve.make_context("serve", list(found["args"][1:])).params["drain_seconds"]
         assert found["lifecycle"]["preStop"]["sleep"]["seconds"] + drain + 3 < grace
 
 
-def test_service_requests_a_format_of_the_runtime() -> None:
+def test_service_requests_a_format_of_the_runtime():
     (runtime,), (service,) = documents("serving-runtime.yaml"), documents("inference-service.yaml")
     model = service["spec"]["predictor"]["model"]
     assert model["runtime"] == runtime["metadata"]["name"]

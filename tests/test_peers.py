@@ -1,7 +1,5 @@
 """The comparison with other servers, run without them, and its published page."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -9,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -23,18 +20,18 @@ PEERS = Path(__file__).parent.parent / "deploy" / "peers"
 PERF_ANALYZER = shutil.which("perf_analyzer")
 
 
-def run(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(home, *arguments):
     environment = {**os.environ, "FEWHEADS_PEERS": str(home)}
     return subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
-def report(monkeypatch: pytest.MonkeyPatch) -> Any:
+def report(monkeypatch):
     monkeypatch.syspath_prepend(str(PEERS))
     return importlib.import_module("report")
 
 
-def test_missing_peers_are_listed_and_unknown_names_rejected(tmp_path: Path) -> None:
+def test_missing_peers_are_listed_and_unknown_names_rejected(tmp_path):
     compare = (sys.executable, str(PEERS / "compare.py"), f"--out={tmp_path / 'out'}")
     done = run(tmp_path, *compare)
     assert done.returncode == 0, done.stderr
@@ -50,22 +47,18 @@ def test_missing_peers_are_listed_and_unknown_names_rejected(tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
-def cell(server: str, repetition: int = 1, **figures: Any) -> dict[str, Any]:
+def cell(server, repetition=1, **figures):
     place = {"model": "mlp", "client": "h2load", "concurrency": 1, "day": "2026-01-01", "repetition": repetition}
     usual = {"mean_us": 1.0, "p50_us": 1.0, "p99_us": 9.0, "per_second": 1.0, "cpu_us": 1.0, "foreign_cores": 0.0}
     return {"server": server, "version": "", **place, **usual, **figures}
 
 
-def test_noisy_measurements_are_left_out_or_marked(report: Any) -> None:
+def test_noisy_measurements_are_left_out_or_marked(report):
     start = {"server": "fewheads, nghttp2", "models": "mlp", "version": "", "day": "2026-01-01", "ready_s": 1.0}
     start |= {"rss_mb": 90.0, "pss_mb": 50.0, "processes": 1, "repetition": 1}
-    records = [
-        start,
-        cell("fewheads, nghttp2", p50_us=100),
-        cell("fewheads, nghttp2", p50_us=120),
-        cell("fewheads, nghttp2", p50_us=900, foreign_cores=1.5),
-        cell("other", p50_us=330, foreign_cores=1.0),
-    ]
+    figures = ({"p50_us": 100}, {"p50_us": 120}, {"p50_us": 900, "foreign_cores": 1.5})
+    records = [start, *(cell("fewheads, nghttp2", **each) for each in figures)]
+    records.append(cell("other", p50_us=330, foreign_cores=1.0))
     results = report.summarise(records, {"cpu": "one"})
     assert {c["server"]: (c["p50_us"], c["ratio"]) for c in results["cells"]} == {
         "fewheads, nghttp2": (110, 1),
@@ -77,7 +70,7 @@ def test_noisy_measurements_are_left_out_or_marked(report: Any) -> None:
     assert "| fewheads, nghttp2 | mlp |  | 1.00 | 1 | 90 | 50 | 1 |" in page
 
 
-def test_ratios_are_taken_within_one_repetition(report: Any) -> None:
+def test_ratios_are_taken_within_one_repetition(report):
     records = []
     # The machine gets slower and slower; the ratio of the medians would be 0.67.
     for repetition, (ours_us, theirs_us) in enumerate([(10, 20), (20, 30), (50, 80)], start=1):
@@ -103,12 +96,12 @@ def test_ratios_are_taken_within_one_repetition(report: Any) -> None:
 
 
 @pytest.mark.parametrize("page", sorted(PEERS.glob("RESULTS*.md")), ids=lambda page: page.name)
-def test_published_page_shows_the_published_figures(page: Path, report: Any) -> None:
+def test_published_page_shows_the_published_figures(page, report):
     results = json.loads(page.with_name(page.name.replace("RESULTS", "results")).with_suffix(".json").read_text())
     assert page.read_text().endswith(f"\n## The tables\n\n{report.markdown(results)}")
 
 
-def test_publishing_keeps_the_prose(tmp_path: Path, report: Any) -> None:
+def test_publishing_keeps_the_prose(tmp_path, report):
     results = report.summarise([cell("fewheads, nghttp2")], {"cpu": "one"})
     page = tmp_path / "RESULTS.md"
     page.write_text("# Title\n\nProse.\n\n## The tables\n\n| old |\n")
@@ -118,7 +111,7 @@ def test_publishing_keeps_the_prose(tmp_path: Path, report: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not PERF_ANALYZER, reason="perf_analyzer is not on the PATH")
-def test_perf_analyzer_counts_as_the_server_does(tmp_path: Path) -> None:
+def test_perf_analyzer_counts_as_the_server_does(tmp_path):
     bundle = write_letters_bundle(tmp_path / "letters")
     arguments = (f"--perf-analyzer={PERF_ANALYZER}", "--requests=12", "--tokens=5", f"--out={tmp_path / 'out.json'}")
     done = run(tmp_path, sys.executable, str(PEERS / "text_clients.py"), str(bundle.path), *arguments)
@@ -130,7 +123,7 @@ def test_perf_analyzer_counts_as_the_server_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_measures_bare_grpcio_and_fewheads_on_the_accelerator(tmp_path: Path) -> None:
+def test_it_measures_bare_grpcio_and_fewheads_on_the_accelerator(tmp_path):
     out = tmp_path / "out"
     arguments = ["--models=accelerator", "--only=bare", "--only=fewheads", "--repetitions=1", "--seconds=0.2"]
     done = run(tmp_path, sys.executable, str(PEERS / "compare.py"), *arguments, f"--out={out}")
@@ -151,7 +144,7 @@ def test_it_measures_bare_grpcio_and_fewheads_on_the_accelerator(tmp_path: Path)
     assert "| fewheads, grpcio / bare grpcio, batching |" in (out / "results.md").read_text()
 
 
-def test_batches_that_run_to_their_slowest_row_give_the_same_answers(tmp_path: Path) -> None:
+def test_batches_that_run_to_their_slowest_row_give_the_same_answers(tmp_path):
     bundle = write_halving_bundle(tmp_path / NAME)
     slow = {"python": (sys.executable, str(PEERS / "run_to_slowest.py")), "arguments": ["--instances=1"]}
     with (

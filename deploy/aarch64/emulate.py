@@ -264,8 +264,8 @@ def _tensors(package: Any, request: dict[str, Array]) -> list[Any]:
 
 
 def _outputs(bundle: Bundle, result: Any) -> dict[str, Array]:
-    made = bundle.manifest.postprocess
-    specs = [*bundle.manifest.outputs, *([made.made] if made else [])]
+    postprocess = bundle.manifest.postprocess
+    specs = [*bundle.manifest.outputs, *([postprocess.result] if postprocess else [])]
     return {spec.name: result.as_numpy(spec.name) for spec in specs}
 
 

@@ -106,7 +106,7 @@ check_cache() {
 }
 
 case ${1:-} in
-    serve | build | bench | goodput | profile)
+    serve | build | bench | profile)
         check_release
         check_driver
         check_devices

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from edge.bench.inputs import Inputs, golden_inputs, random_inputs, text_inputs
+from edge.bench.inputs import Inputs, golden_inputs
 from edge.bench.timing import Percentiles
 from edge.bundles.bundle import Bundle
 from edge.bundles.preprocess import preprocessor
@@ -96,8 +96,8 @@ class BenchReport(msgspec.Struct, frozen=True):
     """Latency of one model.
 
     Attributes:
-        platform: runtime of the in-process side; empty without one.
-        in_process: of preprocessing and the runner; None without the bundle.
+        platform: runtime of the in-process side.
+        in_process: of preprocessing and the runner.
         overhead_ratio: of the medians. With several clients it includes the time that they wait for each other.
     """
 
@@ -105,19 +105,18 @@ class BenchReport(msgspec.Struct, frozen=True):
     platform: str
     rows: int
     concurrency: int
-    in_process: ServedLatency | None
+    in_process: ServedLatency
     served: ServedLatency
-    overhead_ratio: float | None
+    overhead_ratio: float
 
 
 def bench(
-    model: Path | str,
+    path: Path,
     *,
     url: str | None,
     requests: int,
     concurrency: int,
     rows: int,
-    texts: Sequence[str] = (),
     max_loops: int | None = None,
     tolerance: float | None = None,
     target: str = "auto",
@@ -125,45 +124,36 @@ def bench(
     credentials: Credentials | None = None,
     advanced: Callable[[], None] = lambda: None,
 ) -> BenchReport:
-    """Measure a bundle in process and through a server in turns, or a served model without its bundle.
+    """Measure a bundle, by its golden inputs, in process and through a server in turns.
 
     Args:
-        model: a bundle, whose golden inputs are sent; or the name of a model at ``url``.
         url: a server; None starts one on a free port.
         requests: total number, after a tenth of them to warm up.
         concurrency: number of clients.
-        texts: lines to send to a named model, with a tab between the texts of a pair; empty sends random numbers.
         max_loops: budget of a looped model; None is its default.
         tolerance: of a looped model; None is its default.
         advanced: called after each round.
     """
+    bundle = Bundle.open(path)
+    name, version, inputs = bundle.manifest.name, str(bundle.manifest.version), golden_inputs(bundle, rows)
     with ExitStack() as stack:
-        bundle = Bundle.open(model) if isinstance(model, Path) else None
-        loops: list[ClosedLoop] = []
-        platform, name, version = "", str(model), ""
-        if bundle:
-            name, version, inputs = bundle.manifest.name, str(bundle.manifest.version), golden_inputs(bundle, rows)
-            program = load_tier(bundle, target, cache)
-            stack.callback(program.close)
-            loops.append(ClosedLoop(in_process(program, program.limits(max_loops, tolerance)), itertools.cycle(inputs)))
-            platform = program.main.runner.platform
-        address = stack.enter_context(server_for([bundle] if bundle else [], url, target, cache))
+        program = stack.enter_context(closing(load_tier(bundle, target, cache)))
+        address = stack.enter_context(server_for([bundle], url, target, cache))
         client = stack.enter_context(Client(address, retries=ONCE, credentials=credentials))
-        if not bundle:
-            specs, _ = client.metadata(name)
-            names = [spec.name for spec in specs if spec.datatype == "BYTES"]
-            inputs = text_inputs(name, names, rows, texts) if texts else random_inputs(name, specs, rows)
-        call = served(client, name, version=version, max_loops=max_loops, tolerance=tolerance)
-        loops.append(ClosedLoop(call, itertools.cycle(inputs), concurrency))
+        calls = (
+            (in_process(program, program.limits(max_loops, tolerance)), 1),
+            (served(client, name, version=version, max_loops=max_loops, tolerance=tolerance), concurrency),
+        )
+        loops = [ClosedLoop(call, itertools.cycle(inputs), clients) for call, clients in calls]
         for loop in loops:
             loop.send(max(requests // 10, concurrency))
         rounds: list[list[Round]] = []
         for _ in range(ROUNDS):
             rounds.append([loop.send(max(requests // ROUNDS, concurrency)) for loop in loops])
             advanced()
-    *local, remote = map(ServedLatency.of_rounds, zip(*rounds, strict=True))
-    ratio = remote.p50_ms / local[0].p50_ms if local else None
-    return BenchReport(name, platform, rows, concurrency, local[0] if local else None, remote, ratio)
+        platform = program.main.runner.platform
+    local, remote = map(ServedLatency.of_rounds, zip(*rounds, strict=True))
+    return BenchReport(name, platform, rows, concurrency, local, remote, remote.p50_ms / local.p50_ms)
 
 
 @contextmanager

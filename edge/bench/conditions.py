@@ -16,9 +16,8 @@ import msgspec
 from edge.errors import Raw, UsageError
 from edge.instruments.board import Board, read_board
 from edge.instruments.energy import board_rails
-from edge.instruments.kernel_files import entries, read_text, whole
 from edge.instruments.memory import MemorySampler
-from edge.instruments.sensors import Sensors
+from edge.instruments.sensors import Sensors, entries, read_text, whole
 
 _STATE_SECONDS = 1.0
 _POWER_SECONDS = 0.1

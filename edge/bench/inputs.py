@@ -1,22 +1,27 @@
-"""Inputs to send to a model: golden inputs of its bundle, lines of text, or random numbers."""
+"""Inputs to send to a model, golden inputs of its bundle or lines of text, and messages of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from edge.bench.plan import LoadPlan
 from edge.bundles.bundle import Bundle
-from edge.client.inference import text
-from edge.datatypes import NUMPY_TYPES, Array, TensorSpec
+from edge.bundles.programs import LoopProgram
+from edge.client.inference import InferRequest, encode, text
+from edge.datatypes import Array
 from edge.errors import Raw, UsageError
+from edge.programs.program import AUTO
+from edge.scheduling.tier_selection import POLICIES
 
 Inputs = dict[str, Array]
 
-#: Limit of requests made of texts, which covers all lengths and bounds the memory.
+#: Limit of different requests to a model, which covers all lengths and bounds the memory.
 _MAX_REQUESTS = 1024
-_RANDOM_REQUESTS = 16
 
 
 def golden_inputs(bundle: Bundle, rows: int) -> list[Inputs]:
@@ -26,7 +31,9 @@ def golden_inputs(bundle: Bundle, rows: int) -> list[Inputs]:
         for name, array in (bundle.golden.raw or bundle.golden.inputs).items()
     }
     if not bundle.manifest.max_batch_size:
-        _check_batch(bundle.manifest.name, rows)
+        if rows > 1:
+            expected = f"1, since {bundle.manifest.name} has no batch"
+            raise UsageError("--rows", given=rows, expected=expected, fix="Leave it out.")
         return [arrays]
     picks = [np.arange(start, start + rows) % bundle.golden.rows for start in range(bundle.golden.rows)]
     return [{name: array[pick] for name, array in arrays.items()} for pick in picks]
@@ -47,27 +54,6 @@ def text_inputs(model: str, names: Sequence[str], rows: int, texts: Sequence[str
     return [dict(zip(names, map(text, zip(*pick, strict=True)), strict=True)) for pick in picks[:_MAX_REQUESTS]]
 
 
-def random_inputs(model: str, specs: Sequence[TensorSpec], rows: int) -> list[Inputs]:
-    """Return requests for the numeric inputs of a model: normally distributed floats, and zeros for other numbers.
-
-    Text inputs are left out: a model that requires one refuses the request.
-    """
-    numeric = [spec for spec in specs if spec.datatype != "BYTES"]
-    if not numeric or any(-1 in spec.shape[1:] for spec in numeric):
-        given = Raw(", ".join(f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in specs))
-        fix = "Give lines of text with --texts, or the bundle's directory in place of its name for its golden inputs."
-        raise UsageError(f"inputs of {model}", given=given, expected="numbers of a fixed shape", fix=fix)
-    if any(spec.shape[0] != -1 for spec in numeric):
-        _check_batch(model, rows)
-    generator = np.random.default_rng(0)
-
-    def numbers(spec: TensorSpec) -> Array:
-        dtype, shape = NUMPY_TYPES[spec.datatype], [rows if size == -1 else size for size in spec.shape]
-        return generator.normal(size=shape).astype(dtype) if dtype.kind == "f" else np.zeros(shape, dtype)
-
-    return [{spec.name: numbers(spec) for spec in numeric} for _ in range(_RANDOM_REQUESTS)]
-
-
 def read_texts(path: Path) -> tuple[str, ...]:
     """Read the non-empty lines of a UTF-8 file, at least one."""
     try:
@@ -81,6 +67,47 @@ def read_texts(path: Path) -> tuple[str, ...]:
     return lines
 
 
-def _check_batch(model: str, rows: int) -> None:
-    if rows > 1:
-        raise UsageError("--rows", given=rows, expected=f"1, since {model} has no batch", fix="Leave it out.")
+class ModelRequests(NamedTuple):
+    """Messages for one model.
+
+    Attributes:
+        tiered: whether the model has several tiers, so that its responses name one.
+        loops: name of the output with the loops of each row; empty if the model is not looped.
+    """
+
+    model: str
+    tiered: bool
+    loops: str
+    messages: list[bytes]
+
+
+def requests_of(bundle: Bundle, plan: LoadPlan) -> ModelRequests:
+    """Return the messages of a plan for a bundle; raise a UsageError for a policy, text or limit that does not fit."""
+    manifest = bundle.manifest
+    known = [*POLICIES, *(tier.name for tier in manifest.tiers), AUTO]
+    if plan.policy and plan.policy not in known:
+        expected, fix = f"one of {', '.join(known)}", "Leave it out for the server's."
+        raise UsageError(f"--policy for {manifest.name}", given=plan.policy, expected=expected, fix=fix)
+    loops = manifest.program.loops if isinstance(manifest.program, LoopProgram) else ""
+    limits = {"max_loops": plan.max_loops, "tolerance": plan.tolerance}
+    for name, value in limits.items():
+        if value is not None and not loops:
+            option, given = f"--{name.replace('_', '-')}", Raw(f"{manifest.name}, which has no loop")
+            raise UsageError(option, given=given, expected="looped models", fix="Leave it out.")
+    if plan.texts:
+        names = [spec.name for spec in manifest.preprocess.inputs] if manifest.preprocess else []
+        inputs = text_inputs(manifest.name, names, plan.rows, plan.texts)
+    else:
+        inputs = golden_inputs(bundle, plan.rows)[:_MAX_REQUESTS]
+    how = {"policy" if plan.policy in POLICIES else "tier": plan.policy}
+    options: dict[str, Any] = {"version": str(manifest.version), "priority": plan.priority, **how, **limits}
+    messages = [encode(InferRequest(manifest.name, one, **options)).SerializeToString() for one in inputs]
+    return ModelRequests(manifest.name, len(manifest.tiers) > 1, loops, messages)
+
+
+def drawn(models: Sequence[ModelRequests], seed: int) -> Iterator[tuple[ModelRequests, bytes]]:
+    """Yield random requests, each with its message, equal for equal seeds; every model gets an equal part."""
+    generator = random.Random(seed)
+    while True:
+        model = generator.choice(models)
+        yield model, generator.choice(model.messages)

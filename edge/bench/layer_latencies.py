@@ -13,7 +13,7 @@ from typing import Final, Literal, Protocol, TypeVar
 import msgspec
 
 from edge.errors import Raw, UsageError, Whole
-from edge.files import write_whole
+from edge.files import write_result
 
 Label = Literal["measured", "prediction, not measured on an Orin"]
 #: Label of every number that was not measured on a board.
@@ -105,8 +105,8 @@ class LayerLatencies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return read_json(path, cls, subject=f"latency table {path}", expected=expected, fix=fix)
 
     def write(self, path: Path) -> None:
-        """Write the table; an earlier file stays until the new one is on the disk."""
-        write_whole(path, msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
+        """Write the table, as :func:`edge.files.write_result`."""
+        write_result(path, msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
 
     def find(self, shape: _Sizes, tokens: int, batch: int = 1) -> Comparison | None:
         """Return the comparison of a shape at a length and a batch, or None."""

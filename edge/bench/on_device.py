@@ -40,8 +40,8 @@ _POWER_SECONDS = 0.5
 _SETTLE_SECONDS, _IDLE_SECONDS = 1.0, 3.0
 _RESAMPLES = 2000
 
-#: Receives the current step, and the number of its finished parts and of all its parts.
-Advanced = Callable[[str, int, int], None]
+#: Receives the number of finished parts of a step and of all its parts, and the step.
+Advanced = Callable[[int, int, str], None]
 
 
 Where = Literal["in process", "served"]
@@ -172,7 +172,7 @@ def measure_on_device(
     target: str = "auto",
     cache: Path | None = None,
     root: Path = Path("/"),
-    advanced: Advanced = lambda step, done, total: None,
+    advanced: Advanced = lambda done, total, step: None,
 ) -> DeviceRecord:
     """Build, serve and measure bundles in every tier, in batches of one and of the most rows.
 
@@ -240,7 +240,7 @@ def _load(
             loops=golden_loops(program) if program.loop else None,
         )
         loaded.append((bundle, series, in_process(program)))
-        advanced("building", done, len(tiers))
+        advanced(done, len(tiers), "building")
     return loaded, platforms
 
 
@@ -272,7 +272,7 @@ def _take_turns(subjects: list[_Subject], plan: DevicePlan, watch: BoardWatch, a
         begun = time.monotonic()
         sent = subject.loop.send(per_round, least_seconds, _SERIES_SECONDS)
         subject.rounds.append((sent, watch.watts(begun, begun + sent.elapsed_seconds)))
-        advanced("warm", turn + 1, total)
+        advanced(turn + 1, total, "warm")
 
 
 def _idle_watts(watch: BoardWatch, advanced: Advanced) -> float | None:
@@ -281,7 +281,7 @@ def _idle_watts(watch: BoardWatch, advanced: Advanced) -> float | None:
     time.sleep(_SETTLE_SECONDS)
     begun = time.monotonic()
     time.sleep(_IDLE_SECONDS)
-    advanced("idle power", 1, 1)
+    advanced(1, 1, "idle power")
     return watch.watts(begun, time.monotonic())
 
 
@@ -293,7 +293,7 @@ def _idle_gaps(subjects: list[_Subject], plan: DevicePlan, advanced: Advanced) -
         for index in range(plan.idle_requests):
             time.sleep(gap)
             seconds += subject.loop.send(1).seconds
-            advanced("after idle", number * plan.idle_requests + index + 1, len(pairs) * plan.idle_requests)
+            advanced(number * plan.idle_requests + index + 1, len(pairs) * plan.idle_requests, "after idle")
         yield IdleGap(subject.series.model, subject.series.tier, gap, Percentiles.of(seconds))
 
 

@@ -1,119 +1,163 @@
-"""Open loop against a server: its capacity, requests at fixed times, its memory meanwhile, and goodput by policy."""
+"""Open loop against a server: its capacity, requests at fixed times, its memory meanwhile, and the report."""
 
 from __future__ import annotations
 
+import math
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import NamedTuple
+from functools import partial
 
 import msgspec
+import numpy as np
 
-from edge.bench.plan import CONSTANT, LoadPlan, due_times, limited
-from edge.bench.report import LoadReport, ServerMemory, outcomes_of, report_of
-from edge.bench.sender import EXPIRED, IN_TIME, LATE, REFUSED, Sender, run
+from edge.bench.inputs import requests_of
+from edge.bench.plan import LoadPlan, due_times, limited
+from edge.bench.sender import IN_TIME, OUTCOMES, UNSENT, Sender, SentRequest
 from edge.bench.timing import Percentiles
-from edge.bench.workload import Workload
 from edge.bundles.bundle import Bundle
 from edge.client import Client
 from edge.client.connection import Credentials
-from edge.errors import Raw, ServerError, UsageError
-from edge.launch import running_server
+from edge.errors import Raw, ServerError
 from edge.scheduling.tier_selection import PINNED
 
 _CAPACITY_CLIENTS = 8
-_ALONE_REQUESTS = 10
 _MEMORY_SECONDS = 1.0
-#: The default deadline, as a multiple of a request's latency on an idle server, and its minimum.
-_DEADLINE_FACTOR, _LEAST_DEADLINE_MS = 20.0, 50.0
-#: Pause between bursts, in which the server recovers.
-_PAUSE_SECONDS = 1.0
+#: The group of all requests.
+ALL = "all"
+#: Limit of the number of causes, of which further ones are counted together.
+_MAX_CAUSES = 1000
 
 
-class Capacity(NamedTuple):
-    """Performance in a closed loop: responses per second to eight clients, and the median in ms of one alone."""
+class RequestGroup(msgspec.Struct, frozen=True):
+    """Requests with something in common; ``latency`` is that of the responses, ``loops`` their mean if looped."""
 
-    per_second: float
-    alone_ms: float
+    requests: int
+    outcomes: dict[str, int]
+    latency: Percentiles
+    loops: float | None
+
+    @classmethod
+    def of(cls, requests: Sequence[SentRequest]) -> RequestGroup:
+        """Return the group of some requests."""
+        loops = [request.loops for request in requests if not math.isnan(request.loops)]
+        latency = Percentiles.of([request.latency_seconds for request in requests if request.answered])
+        return cls(len(requests), outcomes_of(requests), latency, float(np.mean(loops)) if loops else None)
 
 
-def capacity(url: str, bundles: Mapping[Bundle, float], plan: LoadPlan, seconds: float) -> Capacity:
-    """Measure the capacity for a plan's requests by full tiers, without deadlines."""
-    unlimited = 10_000  # the plan may allow fewer requests at once than there are clients here
-    full = msgspec.structs.replace(plan, deadlines_ms={}, policies={PINNED: 1.0}, max_outstanding=unlimited)
-    workload = Workload(bundles, full)
-    alone, busy = Sender(url, workload, msgspec.structs.replace(full, channels=1)), Sender(url, workload, full)
+class Cause(msgspec.Struct, frozen=True):
+    """Requests without a response, by cause: the status, and the subject of our server's error, such as ``queue``.
 
-    async def send() -> float:
-        async with alone:
-            await alone.closed_loop(1, 0.0, _ALONE_REQUESTS)
-        async with busy:
-            return await busy.closed_loop(_CAPACITY_CLIENTS, seconds, 2)
+    ``latency`` is until the error, ``retry_after_p50_ms`` the median of the server's hints when to retry.
+    """
 
-    elapsed = run(send, alone, busy)
-    if alone.interrupted:
+    outcome: str
+    cause: str
+    count: int
+    latency: Percentiles
+    retry_after_p50_ms: float | None
+
+
+class ServerMemory(msgspec.Struct, frozen=True):
+    """The server's resident memory before, after and at most during the run."""
+
+    before_bytes: int
+    after_bytes: int
+    peak_bytes: int
+
+
+class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One open-loop run.
+
+    Attributes:
+        capacity_per_second: responses to clients in a closed loop before the run; None if not measured.
+        seconds: length of the measurement, up to when the last request was due.
+        deadline_ms: from when requests were due; None for none.
+        groups: requests by name: ``all``, those of each model if there are several, and of each tier that answered.
+        warm_up: outcomes of earlier requests, which count for nothing else.
+        lag: delay of the generator; ``lag_bound_ms`` is the limit of its p99: a tenth of the deadline, 10 ms without.
+        memory: of the server; None if it reports none.
+    """
+
+    models: tuple[str, ...]
+    pattern: str
+    rate_per_second: float
+    capacity_per_second: float | None
+    seed: int
+    seconds: float
+    deadline_ms: float | None
+    interrupted: bool
+    in_time_per_second: float
+    warm_up: dict[str, int]
+    groups: dict[str, RequestGroup]
+    causes: tuple[Cause, ...]
+    lag: Percentiles
+    lag_bound_ms: float
+    doubts: tuple[str, ...]
+    memory: ServerMemory | None
+
+    def count(self, outcome: str) -> int:
+        """Return the number of requests with an outcome, those of the warm-up included."""
+        return self.groups[ALL].outcomes.get(outcome, 0) + self.warm_up.get(outcome, 0)
+
+    @property
+    def summary(self) -> str:
+        """The load and the goodput on one line."""
+        capacity = f", capacity {self.capacity_per_second:.0f}" if self.capacity_per_second else ""
+        deadline = f"{self.deadline_ms:g} ms" if self.deadline_ms else "no deadline"
+        load = f"{self.pattern}, {self.rate_per_second:.4g} requests/s{capacity}, {deadline}"
+        answers = f"in {self.seconds:.4g} s, {self.in_time_per_second:.4g} answers/s in time"
+        return f"{load}: {self.groups[ALL].requests} requests {answers}"
+
+
+def capacity_per_second(url: str, bundles: Sequence[Bundle], plan: LoadPlan, seconds: float) -> float:
+    """Return the responses per second of the full tiers to eight clients in a closed loop, without deadlines."""
+    # The plan may allow fewer requests at once than there are clients here.
+    full = msgspec.structs.replace(plan, deadline_ms=None, policy=PINNED, max_outstanding=2 * _CAPACITY_CLIENTS)
+    sender = Sender(url, [requests_of(bundle, full) for bundle in bundles], full)
+    elapsed = sender.run(partial(sender.closed_loop, _CAPACITY_CLIENTS, seconds))
+    if sender.interrupted:
         raise KeyboardInterrupt
-    for request in (*alone.sent, *busy.sent):
+    for request in sender.sent:
         if not request.answered:
-            given, fix = (
-                Raw(f"{request.cause} for a request"),
-                "Reduce the load on it, or give --rate in numbers.",
-            )
+            given, fix = Raw(f"{request.cause} for a request"), "Reduce the load on it, or give --rate in numbers."
             raise ServerError(f"server at {url}", given=given, expected="a response to each request", fix=fix)
-    return Capacity(len(busy.sent) / elapsed, Percentiles.of([sent.latency_seconds for sent in alone.sent]).p50_ms)
+    return len(sender.sent) / elapsed
 
 
 def measure(
-    url: str, bundles: Mapping[Bundle, float], plan: LoadPlan, *, advanced: Callable[[float], None] = lambda share: None
+    url: str, bundles: Sequence[Bundle], plan: LoadPlan, *, advanced: Callable[[float], None] = lambda share: None
 ) -> LoadReport:
-    """Send a plan's requests for bundles, by the part of each, and report their outcomes.
+    """Send a plan's requests for bundles, an equal part to each, and report their outcomes.
 
     ``advanced`` receives the elapsed share of the run, 0 to 1. Errors before the first request, also an interrupt, are
     raised; later ones are outcomes of requests.
     """
-    workload = Workload(bundles, plan)
-    per_second: float | None = None
+    sender = Sender(url, [requests_of(bundle, plan) for bundle in bundles], plan)
     with Client(url, credentials=plan.credentials) as client:
         for bundle in bundles:
             client.metadata(bundle.manifest.name, str(bundle.manifest.version))
-    if plan.rate and plan.rate.of_capacity:
-        per_second = capacity(url, bundles, plan, min(max(plan.seconds / 3, 0.3), 5.0)).per_second
-    rate, times, warm_up = _schedule(plan, per_second)
-    sender = Sender(url, workload, plan)
+    rate, capacity, warm_up, requests = plan.rate.value, None, plan.warm_up_seconds, plan.requests
+    if plan.rate.of_capacity:
+        capacity = capacity_per_second(url, bundles, plan, min(max(plan.seconds / 3, 0.3), 5.0))
+        rate *= capacity
+    if requests is not None:
+        requests += sum(1 for _ in limited(due_times(plan.pattern, rate, plan.seed), warm_up))
+    times = limited(due_times(plan.pattern, rate, plan.seed), warm_up + plan.seconds, requests)
     last = warm_up + (plan.requests / rate if plan.requests else plan.seconds)
-
-    async def send() -> None:
-        async with sender:
-            await sender.open_loop(times, lambda now: advanced(min(now / last, 1.0)))
-
     with _memory(url, plan.credentials) as sizes:
-        run(send, sender)
+        sender.run(partial(sender.open_loop, times, lambda now: advanced(min(now / last, 1.0))))
     advanced(1.0)
     return report_of(
         plan,
         sender.sent,
-        (bundle.manifest.name for bundle in bundles),
+        [bundle.manifest.name for bundle in bundles],
         rate=rate,
-        capacity=per_second,
-        warm_up_seconds=warm_up,
+        capacity=capacity,
         interrupted=sender.interrupted,
         memory=ServerMemory(sizes[0], sizes[-1], max(sizes)) if sizes else None,
     )
-
-
-def _schedule(plan: LoadPlan, capacity_per_second: float | None) -> tuple[float, Iterator[float], float]:
-    """Return the rate, all times, and the seconds of the warm-up at their start."""
-    if plan.trace:
-        last = min(plan.trace[-1], plan.seconds)
-        return len(plan.trace) / max(last, 1e-9), limited(plan.trace, plan.seconds, plan.requests), 0.0
-    assert plan.rate is not None
-    rate, warm_up, requests = plan.rate.value * (capacity_per_second or 1.0), plan.warm_up_seconds, plan.requests
-    if requests is not None:
-        requests += sum(1 for _ in limited(due_times(plan.pattern, rate, plan.seed), warm_up))
-    return rate, limited(due_times(plan.pattern, rate, plan.seed), warm_up + plan.seconds, requests), warm_up
 
 
 @contextmanager
@@ -142,120 +186,71 @@ def _memory(url: str, credentials: Credentials | None) -> Iterator[list[int]]:
             read()
 
 
-class Burst(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcomes of all requests of one policy.
-
-    Attributes:
-        in_time: responses within the deadline, as the client saw it.
-        refused: rejected at once, with RESOURCE_EXHAUSTED.
-        late: the rest, on which the server wasted its work.
-        per_second: responses in time for each second of the bursts.
-        p50_ms: latency of the responses in time; 0 without any.
-        tiers: responses in time by tier.
-        lag_p99_ms: delay of the client; near the deadline, the client is the bottleneck.
-    """
-
-    policy: str
-    sent: int
-    in_time: int
-    refused: int
-    late: int
-    per_second: float
-    p50_ms: float
-    p99_ms: float
-    tiers: dict[str, int]
-    lag_p99_ms: float
-
-
-class GoodputReport(msgspec.Struct, frozen=True):
-    """Comparison of policies on one server.
-
-    Attributes:
-        capacity_per_second: responses of the full tier to eight clients in a closed loop.
-        offered_per_second: rate of requests in the bursts.
-        seconds: length of all bursts of a policy together.
-    """
-
-    model: str
-    capacity_per_second: float
-    offered_per_second: float
-    deadline_ms: float
-    seconds: float
-    bursts: tuple[Burst, ...]
-
-
-def goodput(
-    path: Path,
+def report_of(
+    plan: LoadPlan,
+    requests: Sequence[SentRequest],
+    models: Sequence[str],
     *,
-    policies: Sequence[str],
-    factor: float,
-    seconds: float,
-    rounds: int,
-    deadline_ms: float | None,
-    target: str = "auto",
-    cache: Path | None = None,
-    advanced: Callable[[], None] = lambda: None,
-) -> GoodputReport:
-    """Start a server, and send it bursts of golden inputs beyond its capacity, by each policy in turn.
-
-    Args:
-        factor: load, as a multiple of the full tier's capacity.
-        seconds: length of each burst.
-        rounds: bursts of each policy, in turns, so that other load on the machine affects all policies alike.
-        deadline_ms: of each request; None is 20 times the latency of one, at least 50.
-        advanced: called after each burst.
-    """
-    bundle = Bundle.open(path)
-    if len(bundle.manifest.tiers) < 2:
-        given = Raw(f"{bundle.manifest.name} with one tier")
-        fix = "Export several runs into one bundle with `fewheads export --name`."
-        raise UsageError("BUNDLE", given=given, expected="one with several tiers", fix=fix)
-    plan = LoadPlan(patience_seconds=60.0)
-    with running_server([path], target=target, cache=cache) as ready:
-        url = f"127.0.0.1:{ready.grpc_port}"
-        idle = capacity(url, {bundle: 1.0}, plan, seconds)
-        deadline = deadline_ms or max(_DEADLINE_FACTOR * idle.alone_ms, _LEAST_DEADLINE_MS)
-        rate = factor * idle.per_second
-        senders = []
-        for policy in policies:
-            of_policy = msgspec.structs.replace(plan, policies={policy: 1.0}, deadlines_ms={deadline: 1.0})
-            senders.append(Sender(url, Workload({bundle: 1.0}, of_policy), of_policy))
-        for _ in range(rounds):
-            for sender in senders:
-                _send_burst(url, sender, rate, seconds)
-                time.sleep(_PAUSE_SECONDS)
-                advanced()
-    total = seconds * rounds
-    bursts = tuple(_summary(policy, sender, total) for policy, sender in zip(policies, senders, strict=True))
-    return GoodputReport(bundle.manifest.name, idle.per_second, rate, deadline, total, bursts)
-
-
-def _send_burst(url: str, sender: Sender, rate: float, seconds: float) -> None:
-    async def send() -> None:
-        async with sender:
-            await sender.open_loop(limited(due_times(CONSTANT, rate), seconds))
-
-    run(send, sender)
-    if sender.interrupted:
-        raise KeyboardInterrupt
-    for sent in sender.sent:
-        if sent.outcome not in (IN_TIME, LATE, REFUSED, EXPIRED):
-            given, expected = Raw(f"{sent.outcome}, {sent.cause}"), "an answer, a refusal or a missed deadline"
-            raise ServerError(f"server at {url}", given=given, expected=expected, fix="Look into the server's log.")
-
-
-def _summary(policy: str, sender: Sender, seconds: float) -> Burst:
-    good = [sent for sent in sender.sent if sent.outcome == IN_TIME]
-    latency, refused = Percentiles.of([sent.latency_seconds for sent in good]), outcomes_of(sender.sent).get(REFUSED, 0)
-    return Burst(
-        policy=policy,
-        sent=len(sender.sent),
-        in_time=len(good),
-        refused=refused,
-        late=len(sender.sent) - len(good) - refused,
-        per_second=len(good) / seconds,
-        p50_ms=latency.p50_ms,
-        p99_ms=latency.p99_ms,
-        tiers=dict(Counter(sent.tier for sent in good)),
-        lag_p99_ms=Percentiles.of([sent.lag_seconds for sent in sender.sent]).p99_ms,
+    rate: float,
+    capacity: float | None,
+    interrupted: bool,
+    memory: ServerMemory | None,
+) -> LoadReport:
+    """Return the report of all requests of a run, of which those due during the warm-up are only counted."""
+    measured = [request for request in requests if request.due_seconds >= plan.warm_up_seconds]
+    seconds = plan.seconds
+    if interrupted or plan.requests is not None:
+        seconds = max(measured[-1].due_seconds - plan.warm_up_seconds if measured else 0.0, 1e-3)
+    groups = {ALL: RequestGroup.of(measured)}
+    for model in models if len(models) > 1 else ():
+        groups[model] = RequestGroup.of([request for request in measured if request.model == model])
+    for tier in sorted({request.tier for request in measured if request.tier}):
+        groups[f"answered by {tier}"] = RequestGroup.of([request for request in measured if request.tier == tier])
+    bound = plan.deadline_ms / 10 if plan.deadline_ms else 10.0
+    lag, outcomes, doubts = Percentiles.of([request.lag_seconds for request in measured]), groups[ALL].outcomes, []
+    if lag.p99_ms > bound:
+        late = f"the generator itself was late: {lag.p99_ms:.3g} ms at p99, of {bound:.3g} ms that are allowed."
+        doubts.append(f"{late} Lower the rate, or give the generator a processor of its own.")
+    if unsent := outcomes.get(UNSENT, 0):
+        doubts.append(f"{unsent} requests were not sent, because too many were in flight. Raise --max-outstanding.")
+    return LoadReport(
+        models=tuple(models),
+        pattern=plan.pattern,
+        rate_per_second=rate,
+        capacity_per_second=capacity,
+        seed=plan.seed,
+        seconds=seconds,
+        deadline_ms=plan.deadline_ms,
+        interrupted=interrupted,
+        in_time_per_second=outcomes.get(IN_TIME, 0) / seconds,
+        warm_up=outcomes_of(requests[: len(requests) - len(measured)]),
+        groups=groups,
+        causes=causes(measured),
+        lag=lag,
+        lag_bound_ms=bound,
+        doubts=tuple(doubts),
+        memory=memory,
     )
+
+
+def outcomes_of(requests: Iterable[SentRequest]) -> dict[str, int]:
+    """Return the number of requests with each outcome that occurred."""
+    counts = Counter(request.outcome for request in requests)
+    return {outcome: counts[outcome] for outcome in OUTCOMES if outcome in counts}
+
+
+def causes(requests: Iterable[SentRequest]) -> tuple[Cause, ...]:
+    """Return the causes of requests without a response, the most frequent first."""
+    by_cause: dict[tuple[str, str], list[SentRequest]] = {}
+    for request in requests:
+        if not request.answered:
+            key = (request.outcome, request.cause)
+            key = key if key in by_cause or len(by_cause) < _MAX_CAUSES else (request.outcome, "other")
+            by_cause.setdefault(key, []).append(request)
+    found = []
+    for (outcome, cause), of_cause in by_cause.items():
+        hints = [request.retry_ms for request in of_cause if not math.isnan(request.retry_ms)]
+        latency = [it.latency_seconds for it in of_cause if not math.isnan(it.latency_seconds)]
+        retry = float(np.median(hints)) if hints else None
+        found.append(Cause(outcome, cause, len(of_cause), Percentiles.of(latency), retry))
+    return tuple(sorted(found, key=lambda cause: (-cause.count, cause.outcome, cause.cause)))

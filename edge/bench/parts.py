@@ -37,7 +37,7 @@ class FileTime(msgspec.Struct, frozen=True, kw_only=True):
     milliseconds: float
 
 
-class LoopTime(msgspec.Struct, frozen=True, kw_only=True):
+class LoopTime(msgspec.Struct, frozen=True):
     """One loop of a tier, as the server runs it.
 
     Attributes:
@@ -55,7 +55,7 @@ class LoopTime(msgspec.Struct, frozen=True, kw_only=True):
     request_milliseconds: float
 
 
-class BundleTimes(msgspec.Struct, frozen=True, kw_only=True):
+class BundleTimes(msgspec.Struct, frozen=True):
     """Times of a bundle, in the conditions that they depend on; ``power_mode`` is empty except on a Jetson."""
 
     name: str
@@ -88,29 +88,35 @@ def time_parts(
     sizes = sorted({1, manifest.max_batch_size or 1})
     files: list[FileTime] = []
     loops: list[LoopTime] = []
-    done, total = 0, len(manifest.tiers) * len(sizes)
+    total = len(manifest.tiers) * len(sizes)
     for tier in manifest.tiers:
-        on_progress(done, total, tier.name)
+        on_progress(len(files) // len(manifest.roles), total, tier.name)
         for role in manifest.roles:
             build(bundle, target, cache, tier=tier.name, role=role)
         with closing(load_tier(bundle, target, cache, tier=tier.name)) as program:
             device = device_name(program.main.runner.device)
             for rows in sizes:
                 seconds = seconds_in_turns(_functions(program, rows), calls)
-                files += _file_times(program, rows, seconds)
+                files += [
+                    FileTime(
+                        tier=tier.name,
+                        role=role,
+                        file=loaded.artifact.file,
+                        precision=loaded.artifact.precision,
+                        runtime=loaded.runtime.name,
+                        rows=rows,
+                        milliseconds=float(1e3 * np.median(seconds[role])) / _SERIES,
+                    )
+                    for role, loaded in program.files.items()
+                ]
                 if program.loop:
-                    loops.append(_loop_time(program, program.loop, rows, seconds))
-                done += 1
-                on_progress(done, total, tier.name)
-    return BundleTimes(
-        name=manifest.name,
-        version=manifest.version,
-        device=device,
-        power_mode=mode,
-        calls=calls,
-        files=tuple(files),
-        loops=tuple(loops),
-    )
+                    of_loop = (seconds["many"] - seconds["few"]) / _loops_apart(program.loop)
+                    beyond = of_loop - seconds["step"] / _SERIES
+                    ms, microseconds = float(1e3 * np.median(of_loop)), float(1e6 * np.median(beyond))
+                    request_ms = float(1e3 * np.median(seconds["request"]))
+                    loops.append(LoopTime(tier.name, rows, ms, microseconds, golden_loops(program), request_ms))
+                on_progress(len(files) // len(manifest.roles), total, tier.name)
+    return BundleTimes(manifest.name, manifest.version, device, mode, calls, tuple(files), tuple(loops))
 
 
 def _functions(program: TierProgram, rows: int) -> dict[str, Callable[[], object]]:
@@ -143,30 +149,3 @@ def _rows_of(bundle: Bundle, golden: Golden, rows: int) -> Mapping[str, Array]:
     if not bundle.manifest.max_batch_size:
         return golden.inputs
     return {name: array[np.arange(rows) % len(array)] for name, array in golden.inputs.items()}
-
-
-def _file_times(program: TierProgram, rows: int, seconds: Mapping[str, Array]) -> list[FileTime]:
-    return [
-        FileTime(
-            tier=program.tier,
-            role=role,
-            file=loaded.artifact.file,
-            precision=loaded.artifact.precision,
-            runtime=loaded.runtime.name,
-            rows=rows,
-            milliseconds=float(1e3 * np.median(seconds[role])) / _SERIES,
-        )
-        for role, loaded in program.files.items()
-    ]
-
-
-def _loop_time(program: TierProgram, loop: LoopProgram, rows: int, seconds: Mapping[str, Array]) -> LoopTime:
-    loops = (seconds["many"] - seconds["few"]) / _loops_apart(loop)
-    return LoopTime(
-        tier=program.tier,
-        rows=rows,
-        milliseconds=float(1e3 * np.median(loops)),
-        beyond_step_microseconds=float(1e6 * np.median(loops - seconds["step"] / _SERIES)),
-        golden_loops=golden_loops(program),
-        request_milliseconds=float(1e3 * np.median(seconds["request"])),
-    )

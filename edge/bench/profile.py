@@ -17,7 +17,7 @@ from edge.bench.layer_latencies import LayerLatencies, Rest, Shape, Timing, chec
 from edge.bench.timing import compared_above, times_in_turns
 from edge.bundles.bundle import Bundle
 from edge.datatypes import NUMPY_TYPES, Array
-from edge.errors import Raw, UsageError
+from edge.errors import UsageError
 from edge.runner import Runner
 from edge.runtimes.build import build, load_runner
 from edge.runtimes.runtime import Runtime
@@ -145,7 +145,7 @@ class _Run:
                     for tokens in wanted:
                         seconds, throttled = self._seconds(tokens, {**layers, "other": other}, dense)
                         comparison = compared_above(seconds["floor"], seconds["dense"], seconds["other"])
-                        self._add(Timing(shape, tokens, comparison, throttled))
+                        self._add("timings", Timing(shape, tokens, comparison, throttled))
                 self._write()
             if rest:
                 with closing(self._load(REST)) as model:
@@ -154,7 +154,7 @@ class _Run:
                         of_rest, too_hot = self._seconds(tokens, {REST: model}, Bundle.open(self.directory / REST))
                         median = float(np.median(of_rest[REST]))
                         dense_layers = median / float(np.median(seconds["dense"] - seconds["floor"]))
-                        self._add(Rest(tokens, 1e3 * median, dense_layers, hot or too_hot))
+                        self._add("rest", Rest(tokens, 1e3 * median, dense_layers, hot or too_hot))
                 self._write()
 
     def _load(self, name: str) -> Runner:
@@ -185,21 +185,14 @@ class _Run:
             raise UsageError("power mode", given=now, expected=f"{started!r}, as at the start", fix=fix)
         return seconds, throttled
 
-    def _add(self, new: Timing | Rest) -> None:
+    def _add(self, field: str, new: Timing | Rest) -> None:
         """Add a timing to the table, or replace an earlier one."""
-        if isinstance(new, Rest):
-            others = [rest for rest in self.table.rest if rest.tokens != new.tokens]
-            self.table = msgspec.structs.replace(self.table, rest=(*others, new))
-        else:
-            kept = [t for t in self.table.timings if (t.shape, t.tokens) != (new.shape, new.tokens)]
-            self.table = msgspec.structs.replace(self.table, timings=(*kept, new))
+        shape = getattr(new, "shape", None)
+        kept = [t for t in getattr(self.table, field) if (getattr(t, "shape", None), t.tokens) != (shape, new.tokens)]
+        self.table = msgspec.structs.replace(self.table, **{field: (*kept, new)})
 
     def _write(self) -> None:
-        try:
-            self.table.write(self.out)
-        except OSError as error:
-            given, fix = Raw(error), "Make room, or give another --out."
-            raise UsageError(f"--out {self.out}", given=given, expected="a file to write", fix=fix) from None
+        self.table.write(self.out)
         self.done += 1
         self._step("written")
 

@@ -9,16 +9,17 @@ import selectors
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 import grpc
 import msgspec
 import numpy as np
 
+from edge.bench.inputs import ModelRequests, drawn
 from edge.bench.plan import LoadPlan
-from edge.bench.workload import Kind, Workload, timeout_tail
 from edge.client.connection import open_channel
+from edge.client.inference import InferRequest, encode
 from edge.errors import Raw, ServerError
 from edge.pb import inference_pb2 as pb
 from edge.protocol import RETRY_AFTER_MS
@@ -37,6 +38,8 @@ T = TypeVar("T")
 OUTCOMES = ("in_time", "late", "refused", "expired", "cancelled", "failed", "lost", "unsent")
 IN_TIME, LATE, REFUSED, EXPIRED, CANCELLED, FAILED, LOST, UNSENT = OUTCOMES
 _CONNECT_SECONDS = 10.0
+#: Time after which a response is lost if no deadline of the client ends the request.
+_PATIENCE_SECONDS = 30.0
 _METHOD = "/inference.GRPCInferenceService/ModelInfer"
 #: Each channel has its own connection only without the global pool.
 _CHANNEL_OPTIONS = (
@@ -65,7 +68,7 @@ class SentRequest(msgspec.Struct, gc=False):
         retry_ms: the server's hint when to retry; NaN without one.
     """
 
-    kind: Kind
+    model: str
     due_seconds: float
     lag_seconds: float
     outcome: str = LOST
@@ -82,31 +85,47 @@ class SentRequest(msgspec.Struct, gc=False):
 
 
 class Sender:
-    """Client that sends requests without waiting for responses, and keeps their outcomes; a context manager."""
+    """Client that sends requests without waiting for responses, and keeps their outcomes."""
 
-    def __init__(self, url: str, workload: Workload, plan: LoadPlan) -> None:
+    def __init__(self, url: str, models: Sequence[ModelRequests], plan: LoadPlan) -> None:
         self.interrupted = False
         self.sent: list[SentRequest] = []
-        self._url, self._workload, self._plan = url, workload, plan
+        self._url, self._drawn, self._plan = url, drawn(models, plan.seed), plan
         self._metadata = plan.credentials.metadata() if plan.credentials else None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> Sender:
+    def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Connect, and run one of the loops below on a new event loop, where Ctrl-C only interrupts it.
+
+        The event loop uses select: epoll counts in ms, which would delay timers by up to one.
+        """
+        loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+        in_main = threading.current_thread() is threading.main_thread()
+        try:
+            if in_main:
+                loop.add_signal_handler(signal.SIGINT, self._interrupt)
+            return loop.run_until_complete(self._connected(work))
+        finally:
+            if in_main:
+                loop.remove_signal_handler(signal.SIGINT)
+            loop.close()
+
+    async def _connected(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         credentials, count = self._plan.credentials, self._plan.channels
-        self._channels = [open_channel(self._url, credentials, grpc.aio, [*_CHANNEL_OPTIONS]) for _ in range(count)]
-        self._methods = [channel.unary_unary(_METHOD) for channel in self._channels]
-        ready = asyncio.gather(*(channel.channel_ready() for channel in self._channels))
+        channels = [open_channel(self._url, credentials, grpc.aio, [*_CHANNEL_OPTIONS]) for _ in range(count)]
+        self._methods = [channel.unary_unary(_METHOD) for channel in channels]
+        ready = asyncio.gather(*(channel.channel_ready() for channel in channels))
         try:
             await asyncio.wait_for(ready, _CONNECT_SECONDS)  # now, so that no request's latency includes it
         except asyncio.TimeoutError:
             given = Raw(f"no connection in {_CONNECT_SECONDS:g} s")
             fix = "Is it running? `fewheads serve REPOSITORY` starts one."
             raise ServerError(f"server at {self._url}", given=given, expected="one that listens", fix=fix) from None
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for channel in self._channels:
-            await channel.close()
+        try:
+            return await work()
+        finally:
+            for channel in channels:
+                await channel.close()
 
     async def open_loop(self, times: Iterable[float], advanced: Callable[[float], None] = lambda now: None) -> None:
         """Send a request at each of ``times``, in seconds from now, and return when all have ended.
@@ -130,36 +149,32 @@ class Sender:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def closed_loop(self, clients: int, seconds: float, at_least: int = 1) -> float:
+    async def closed_loop(self, clients: int, seconds: float) -> float:
         """Let clients send, each waiting for its response before the next request; return the elapsed seconds."""
         begun = time.perf_counter()
 
         async def client() -> None:
-            done = 0
-            while not self.interrupted and (done < at_least or time.perf_counter() - begun < seconds):
-                task = self._send(begun, time.perf_counter() - begun, 0.0)
-                if task:
+            while not self.interrupted and time.perf_counter() - begun < seconds:
+                if task := self._send(begun, time.perf_counter() - begun, 0.0):
                     await asyncio.wait([task])
-                done += 1
 
         await asyncio.gather(*(client() for _ in range(clients)))
         return time.perf_counter() - begun
 
-    def interrupt(self) -> None:
-        """Stop sending, and cancel the requests in flight."""
+    def _interrupt(self) -> None:
         self.interrupted = True
         for task in self._tasks:
             task.cancel()
 
     def _send(self, begun: float, due: float, lag: float) -> asyncio.Task[None] | None:
-        kind, body = self._workload.draw()
-        sent, limit = SentRequest(kind, due, lag), self._plan.max_outstanding
+        model, message = next(self._drawn)
+        sent, limit = SentRequest(model.model, due, lag), self._plan.max_outstanding
         self.sent.append(sent)
         if len(self._tasks) >= limit:
             sent.outcome, sent.latency_seconds, sent.cause = UNSENT, lag, f"{limit} in flight"
             return None
         method = self._methods[len(self.sent) % len(self._methods)]
-        task = asyncio.get_running_loop().create_task(self._infer(method, sent, body, begun + due))
+        task = asyncio.get_running_loop().create_task(self._infer(method, sent, model, message, begun + due))
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._ended(done, sent, begun + due))
         return task
@@ -169,23 +184,24 @@ class Sender:
         if task.cancelled():  # perhaps before it started, so it cannot record that itself
             sent.outcome, sent.latency_seconds, sent.cause = CANCELLED, time.perf_counter() - due, "interrupted"
 
-    async def _infer(self, method: Any, sent: SentRequest, body: bytes, due: float) -> None:
-        kind, limit = sent.kind, sent.kind.deadline_ms / 1e3
+    async def _infer(self, method: Any, sent: SentRequest, model: ModelRequests, message: bytes, due: float) -> None:
+        plan, limit = self._plan, (self._plan.deadline_ms or 0.0) / 1e3
         left = limit - sent.lag_seconds
-        by_client = bool(limit) and self._plan.enforcer != "server"
-        if limit and self._plan.enforcer != "client":
-            body += timeout_tail(left)
-        timeout = left if by_client else max(left, 0.0) + self._plan.patience_seconds
+        by_client = bool(limit) and plan.enforcer != "server"
+        if limit and plan.enforcer != "client":
+            timeout = InferRequest("", {}, timeout_seconds=max(left, 1e-6))
+            message += encode(timeout, in_stream=True).SerializeToString()  # concatenated messages merge
+        timeout_seconds = left if by_client else max(left, 0.0) + _PATIENCE_SECONDS
         try:
-            response = await method(body, timeout=timeout, metadata=self._metadata)
+            response = await method(message, timeout=timeout_seconds, metadata=self._metadata)
             sent.latency_seconds = time.perf_counter() - due
         except grpc.aio.AioRpcError as error:
             sent.latency_seconds = time.perf_counter() - due
             sent.outcome, sent.cause, sent.retry_ms = _ending(error, by_client)
         else:
             sent.outcome = LATE if limit and sent.latency_seconds > limit else IN_TIME
-            if kind.tiered or kind.loops:
-                sent.tier, sent.loops = _facts(response, kind)
+            if model.tiered or model.loops:
+                sent.tier, sent.loops = _facts(response, model.loops)
 
 
 def _ending(error: grpc.aio.AioRpcError, by_client: bool) -> tuple[str, str, float]:
@@ -205,33 +221,11 @@ def _ending(error: grpc.aio.AioRpcError, by_client: bool) -> tuple[str, str, flo
     return (REFUSED if code in _REFUSALS else FAILED), cause, retry
 
 
-def _facts(response: bytes, kind: Kind) -> tuple[str, float]:
-    """Return the tier that answered, empty if the model has one, and the mean loops of the rows, NaN without any."""
+def _facts(response: bytes, loops: str) -> tuple[str, float]:
+    """Return the tier that answered, empty if the model has one, and the mean of the output ``loops``, NaN without."""
     message = pb.ModelInferResponse.FromString(response)
     tier = message.parameters["tier"].string_param  # a map of Protobuf adds what it lacks, empty
     names = [output.name for output in message.outputs]
-    if kind.loops not in names:
+    if loops not in names:
         return tier, math.nan
-    return tier, float(np.frombuffer(message.raw_output_contents[names.index(kind.loops)], np.int32).mean())
-
-
-def run(work: Callable[[], Coroutine[Any, Any, T]], *senders: Sender) -> T:
-    """Run a coroutine on a new event loop, where Ctrl-C only interrupts the senders.
-
-    The loop uses select: epoll counts in ms, which would delay timers by up to one.
-    """
-
-    def interrupt() -> None:
-        for sender in senders:
-            sender.interrupt()
-
-    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
-    in_main = threading.current_thread() is threading.main_thread()
-    try:
-        if in_main:
-            loop.add_signal_handler(signal.SIGINT, interrupt)
-        return loop.run_until_complete(work())
-    finally:
-        if in_main:
-            loop.remove_signal_handler(signal.SIGINT)
-        loop.close()
+    return tier, float(np.frombuffer(message.raw_output_contents[names.index(loops)], np.int32).mean())

@@ -29,12 +29,10 @@ class Bundle:
 
     @property
     def golden(self) -> Golden:
-        """The golden set of the full tier."""
         return self.goldens[self.manifest.tiers[0].name]
 
     @property
     def size_bytes(self) -> int:
-        """The size of all its files."""
         return sum(record.size_bytes for record in self.manifest.files.values())
 
     @classmethod
@@ -83,8 +81,8 @@ class Bundle:
         """Return the ONNX file of a role and tier for a runtime or for ``any``; raise a BundleError without one."""
         chosen = self.tier(tier)
         files = {(artifact.runtime, artifact.role): artifact for artifact in chosen.artifacts}
-        if found := files.get((runtime, role)) or files.get(("any", role)):
-            return found
+        if file := files.get((runtime, role)) or files.get(("any", role)):
+            return file
         raise BundleError(
             f"bundle {self.path} tier {chosen.name!r}",
             given=[f"{artifact.role} for {artifact.runtime}" for artifact in chosen.artifacts],

@@ -1,7 +1,9 @@
-"""The golden set of a bundle: real inputs and the trained model's outputs, which a runner must reproduce to serve."""
+"""The golden set of a bundle, an ``.npz``: real inputs, and the outputs that a runner must reproduce to serve."""
 
 from __future__ import annotations
 
+import io
+import zipfile
 from collections.abc import Mapping
 from itertools import takewhile
 
@@ -9,7 +11,6 @@ import msgspec
 import numpy as np
 
 from edge.bundles.manifest import Artifact, Manifest, Tolerance
-from edge.bundles.npz import decode_npz, encode_npz
 from edge.datatypes import Array, TensorSpec, datatype_of
 from edge.errors import BundleError, GoldenError, Raw
 from edge.runner import Runner
@@ -18,6 +19,36 @@ _FIX = "Export the bundle again."
 #: Characters of a text that an error shows, and those of them before the first difference.
 _SHOWN, _SHOWN_BEFORE = 60, 20
 _KINDS = {"input": "inputs", "output": "outputs", "raw": "raw"}
+
+
+def encode_npz(arrays: Mapping[str, Array]) -> bytes:
+    """Return a file whose bytes depend on nothing but the arrays.
+
+    Those of ``np.savez`` differ around its members, and so the hash, between versions of Python.
+    """
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, array in arrays.items():
+            member = io.BytesIO()
+            np.save(member, array, allow_pickle=False)
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), member.getvalue())
+    return buffer.getvalue()
+
+
+def decode_npz(data: bytes, subject: str) -> dict[str, Array]:
+    """Return the arrays of a file; raise a BundleError about ``subject`` if it is malformed or compressed."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            # A stored member cannot be larger than the file, so nothing small can unpack to something huge.
+            packed = [item.filename for item in archive.infolist() if item.compress_type != zipfile.ZIP_STORED]
+        if packed:
+            raise BundleError(f"{subject} member {packed[0]!r}", given="compressed", expected="stored", fix=_FIX)
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            return {key: arrays[key] for key in arrays.files}
+    except BundleError:
+        raise
+    except Exception as error:  # broken bytes make zipfile and NumPy raise more kinds than either documents
+        raise BundleError(subject, given=Raw(error), expected="an .npz without pickles", fix=_FIX) from None
 
 
 class Golden(msgspec.Struct, frozen=True):
@@ -29,7 +60,6 @@ class Golden(msgspec.Struct, frozen=True):
 
     @property
     def rows(self) -> int:
-        """The number of items in the set."""
         return len(next(iter(self.inputs.values())))
 
     def encode(self) -> bytes:
@@ -65,12 +95,10 @@ class GoldenReport(msgspec.Struct, frozen=True):
 
     @property
     def passed(self) -> bool:
-        """Whether every output is within its tolerance."""
         return all(diff.passed for diff in self.outputs)
 
     @property
     def max_abs_diff(self) -> float:
-        """The largest difference over all outputs."""
         return max(diff.max_abs_diff for diff in self.outputs)
 
 

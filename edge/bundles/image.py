@@ -70,10 +70,8 @@ class ImagePreprocessor:
 
     Resizing and normalising compute what torchvision's ``Resize``, ``CenterCrop``, ``ToTensor`` and ``Normalize`` do on
     Pillow images. Images are turned upright by their EXIF orientation; CMYK becomes RGB as in Pillow's ``convert``.
-    Other formats, broken files, animations, 16 bits in a channel, and pixels that are not opaque are refused.
-
-    Raises:
-        BackendError: Pillow is not installed.
+    Other formats, broken files, animations, 16 bits in a channel, and pixels that are not opaque are refused. Raise a
+    BackendError if Pillow is not installed.
     """
 
     largest: float | None = None
@@ -109,16 +107,14 @@ class ImagePreprocessor:
         self._mean, self._std = (np.array(values, np.float32)[:, None, None] for values in (config.mean, config.std))
 
     def slow(self, size_bytes: int) -> bool:
-        """Return that a small file may have many pixels."""
         return True
 
     def __call__(self, *images: Array, go_on: Callable[[], None] = lambda: None) -> dict[str, Array]:
-        """Return the pixels of images; raise an InvalidRequest that names the row of the first that is refused."""
         rows, name = images[0].ravel().tolist(), self.inputs[0].name
-        place, pixels = f"image in input {name!r}", []
+        subject, pixels = f"image in input {name!r}", []
         for row, data in enumerate(rows, 1):
             go_on()
-            pixels.append(self.read(data, f"{place} row {row}" if len(rows) > 1 else place))
+            pixels.append(self.read(data, f"{subject} row {row}" if len(rows) > 1 else subject))
         return {self.graph_inputs[0]: np.stack(pixels)}
 
     def read(self, data: bytes, subject: str) -> Array:
@@ -181,9 +177,9 @@ class ImagePreprocessor:
 
 def _check_segments(data: bytes, subject: str) -> None:
     """Refuse a JPEG of too many parts: a scan of 55 bytes visits all pixels. What follows the image does not count."""
-    scans = segments = place = 0
-    while (marker := _MARKER.search(data, place)) and marker[1] != _END:
-        place = marker.end() + max(int.from_bytes(data[marker.end() : marker.end() + 2], "big"), 2)
+    scans = segments = offset = 0
+    while (marker := _MARKER.search(data, offset)) and marker[1] != _END:
+        offset = marker.end() + max(int.from_bytes(data[marker.end() : marker.end() + 2], "big"), 2)
         segments += 1
         scans += marker[1] == _SCAN
         if scans > _MAX_SCANS or segments > _MAX_SEGMENTS:
@@ -197,12 +193,12 @@ def _check_segments(data: bytes, subject: str) -> None:
 def _check_chunks(data: bytes, subject: str) -> None:
     """Refuse a PNG of too many parts: Pillow reads each of them, and inflates up to 1 MiB of a few bytes."""
     chunks = others = 0
-    place = _PNG_CHUNKS
-    while place + _PNG_OVERHEAD <= len(data):
-        length, kind = int.from_bytes(data[place : place + 4], "big"), data[place + 4 : place + 8]
+    offset = _PNG_CHUNKS
+    while offset + _PNG_OVERHEAD <= len(data):
+        length, kind = int.from_bytes(data[offset : offset + 4], "big"), data[offset + 4 : offset + 8]
         if kind == b"IEND":
             break
-        place += _PNG_OVERHEAD + length
+        offset += _PNG_OVERHEAD + length
         chunks += 1
         others += kind != b"IDAT"
         if chunks > _MAX_CHUNKS or others > _MAX_OTHER_CHUNKS:

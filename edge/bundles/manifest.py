@@ -10,7 +10,6 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from edge.bundles.fields import FileName, ModelName, Positive, Role, Sha256, Struct, Text
-from edge.bundles.latency import Latency
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
 from edge.bundles.steps import Postprocess, Preprocess
 from edge.datatypes import TensorName, TensorSpec
@@ -23,6 +22,40 @@ Shape = Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1, max_length=8)
 TensorSpecs = Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=16)]
 #: Of one file, such as the cache of a decoder with many layers.
 FileTensorSpecs = Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=1024)]
+AboveZero = Annotated[float, msgspec.Meta(gt=0)]
+Precision = Annotated[str, msgspec.Meta(pattern=r"^(fp32|fp16|int8)$")]
+
+
+class _Latency(Struct, frozen=True, kw_only=True):
+    """A latency of a tier, for people: a device learns its own times, and no policy reads these."""
+
+    device: Text  # the processor, or the board
+    runtime: Annotated[str, msgspec.Meta(pattern=r"^(onnxruntime|tensorrt)$")]  # of several files, of the last one
+    precision: Precision
+    part: Text | None = None  # of a request that needs several runs, such as ``prefill``
+    rows: Positive  # of one run
+    tokens: Positive | None = None  # of each row; None where the model's inputs have a fixed size
+    milliseconds: AboveZero  # of one run, or of all runs of a part, without server and network
+    times_faster: AboveZero  # the first tier's latency over this one, from the same source, part, rows and tokens
+
+
+class MeasuredLatency(_Latency, frozen=True, kw_only=True, tag="measured", tag_field="source"):
+    """The median of ``calls`` runs on one thread, in turns with the other tiers."""
+
+    calls: Positive
+
+
+class PredictedLatency(_Latency, frozen=True, kw_only=True, tag="prediction", tag_field="source"):
+    """A prediction for a board in a power mode, on which nothing was measured; a measurement is expected between
+    ``low_ms`` and ``high_ms``.
+    """
+
+    power_mode: Text
+    low_ms: AboveZero
+    high_ms: AboveZero
+
+
+Latency = MeasuredLatency | PredictedLatency
 
 
 class FileRecord(Struct, frozen=True):
@@ -66,7 +99,7 @@ class Artifact(Struct, frozen=True):
 
     file: FileName
     runtime: Annotated[str, msgspec.Meta(pattern=r"^(any|onnxruntime|tensorrt)$")]
-    precision: Annotated[str, msgspec.Meta(pattern=r"^(fp32|fp16|int8)$")]
+    precision: Precision
     opset: Annotated[int, msgspec.Meta(ge=13, le=20)]
     tolerance: Tolerance
     role: Role = "model"

@@ -66,7 +66,6 @@ class _TextPreprocessor:
         self.inputs, self.graph_inputs, self.largest = config.inputs, config.graph_inputs, largest
 
     def slow(self, size_bytes: int) -> bool:
-        """Return whether the texts are longer than is read in a few milliseconds."""
         return size_bytes > _INLINE_BYTES
 
 
@@ -87,7 +86,6 @@ class ExpressionPreprocessor(_TextPreprocessor):
         self._max_abs_operand = config.max_abs_operand
 
     def __call__(self, *texts: Array, go_on: GoOn = always) -> dict[str, Array]:
-        """Return the tokens of expressions."""
         decoded = text.decode_all(texts[0].ravel().tolist(), f"input {self.inputs[0].name!r}")
         return dict(zip(self.graph_inputs, self._tokenize(decoded, self._max_abs_operand), strict=True))
 
@@ -112,7 +110,6 @@ class TokenizerPreprocessor(_TextPreprocessor):
             self._tokenizer.enable_truncation(config.max_length, strategy="longest_first")
 
     def __call__(self, *texts: Array, go_on: GoOn = always) -> dict[str, Array]:
-        """Return what the graph reads of ids, mask, segments and offsets, as long as the longest row of the request."""
         columns = [self._decoded(spec.name, column.ravel()) for spec, column in zip(self.inputs, texts, strict=True)]
         # Only the batch call lets Python's other threads run meanwhile; of one row, it needs one core.
         slow = self.slow(sum(map(len, chain(*columns))))

@@ -1,6 +1,6 @@
 """Programs of a manifest: how the artifacts of a bundle compute a response; :mod:`edge.programs` runs them.
 
-A program names the roles that every tier must have (``roles``); :mod:`edge.bundles.program_rules` checks it. Without
+A program names the roles that every tier must have (``roles``); :mod:`edge.bundles.rules` checks it. Without
 one, a request runs the ``model`` of one tier.
 """
 

@@ -37,7 +37,6 @@ class ExpressionPreprocess(_Step, frozen=True, tag="expression", tag_field="type
 
     @property
     def graph_inputs(self) -> tuple[str, ...]:
-        """The inputs of the graph that this step computes."""
         return (self.output,)
 
 
@@ -53,7 +52,6 @@ class ArithmeticPreprocess(_Step, frozen=True, tag="arithmetic", tag_field="type
 
     @property
     def graph_inputs(self) -> tuple[str, ...]:
-        """The inputs of the graph that this step computes."""
         return (self.kinds, self.values)
 
 
@@ -81,16 +79,13 @@ class TokenizerPreprocess(_Step, frozen=True, tag="tokenizer", tag_field="type")
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """The text inputs of a client; of a pair both."""
         return tuple(_text(name) for name in (self.input, self.pair) if name)
 
     @property
     def graph_inputs(self) -> tuple[str, ...]:
-        """The inputs of the graph that this step computes."""
         return tuple(name for name in (self.ids, self.mask, self.segments, self.offsets) if name)
 
     def check(self, inputs: Sequence[TensorSpec], files: Collection[str], subject: str) -> None:
-        """Raise a BundleError if the tokenizer's file is not in the bundle, or offsets have another shape."""
         field, expected = f"files entry for {self.file!r}", "the tokenizer of preprocess"
         require(self.file in files, subject, field, Raw("nothing"), expected)
         spec = next((spec for spec in inputs if spec.name == self.offsets), None)
@@ -120,16 +115,13 @@ class ImagePreprocess(_Step, frozen=True, tag="image", tag_field="type"):
 
     @property
     def graph_inputs(self) -> tuple[str, ...]:
-        """The input of the graph that this step computes."""
         return (self.output,)
 
     @property
     def channels(self) -> int:
-        """The number of channels in ``output``."""
         return 3 if self.colours == "rgb" else 1
 
     def check(self, inputs: Sequence[TensorSpec], files: Collection[str], subject: str) -> None:
-        """Raise a BundleError unless mean, std and the shape of the graph's input fit size and colours."""
         for name in ("mean", "std"):
             values, expected = getattr(self, name), f"{self.channels} for {self.colours}"
             require(len(values) == self.channels, subject, f"preprocess {name}", values, expected)
@@ -157,12 +149,10 @@ class LabelPostprocess(Struct, frozen=True, tag="label", tag_field="type"):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape that ``logits`` must have."""
         return (-1, len(self.labels))
 
     @property
     def result(self) -> TensorSpec:
-        """The output that a client may request."""
         return _text(self.output)
 
 
@@ -178,12 +168,10 @@ class TokenLabelPostprocess(Struct, frozen=True, tag="token_labels", tag_field="
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape that ``logits`` must have."""
         return (-1, -1, len(self.labels))
 
     @property
     def result(self) -> TensorSpec:
-        """The output that a client may request."""
         return TensorSpec(self.output, "BYTES", (-1, -1))
 
 
@@ -200,7 +188,6 @@ class ScorePostprocess(Struct, frozen=True, tag="score", tag_field="type"):
 
     @property
     def result(self) -> TensorSpec:
-        """The output that a client may request."""
         return TensorSpec(self.output, "FP32", (-1, 1))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from msgspec import json
 
-from edge.bench.plan import ENFORCERS, PATTERNS, POISSON, LoadPlan, OfferedRate, parse_mix, parse_number_mix
+from edge.bench.plan import ENFORCERS, PATTERNS, POISSON, LoadPlan, OfferedRate
 from edge.cli.options import (
     PATH,
     SectionedCommand,
@@ -24,19 +24,19 @@ from edge.cli.options import (
     section_option,
     target_option,
 )
-from edge.cli.output import heading, json_option, print_fields, print_json, print_table, progress, remark
+from edge.cli.output import heading, json_option, print_fields, print_json, print_table, progress, remark, working
 from edge.errors import FewheadsError, Raw, ServerError, UsageError
 from edge.files import check_parent, write_result
 from edge.scheduling.job import PRIORITY_LEVELS
 
 if TYPE_CHECKING:
     from edge.bench.on_device import DeviceRecord
-    from edge.bench.report import LoadReport
+    from edge.bench.open_loop import LoadReport
 
 _DEFAULT_REQUESTS: Final = 2000
 #: Steps of the progress bar of an open loop.
 _STEPS: Final = 100
-OPEN_LOOP, ON_DEVICE = "Open loop, with --rate or --trace", "On a board, with --on-device"
+OPEN_LOOP, ON_DEVICE = "Open loop, with --rate", "On a board, with --on-device"
 #: General parameters that --on-device allows beside its own.
 _WITH_ON_DEVICE: Final = ("bundles", "--on-device", "--requests", "--target", "--cache", "--json")
 _PERCENTILES: Final = ("p50_ms", "p90_ms", "p95_ms", "p99_ms", "p99_9_ms", "max_ms")
@@ -44,38 +44,25 @@ _CAUSE: Final = ("outcome", "cause", "count", "latency.p50_ms", "latency.p99_ms"
 _LATENCY: Final = ("latency.p50_ms", "latency.p90_ms", "latency.p99_ms", "latency.count")
 _SERIES: Final = ("model", "tier", "runtime", "device", "precision", "rows", "where", *_LATENCY)
 _RATIO: Final = ("model", "tier", "rows", "where", "ratio", "low", "high", "rounds")
-#: Readers of the options that have mixes.
-_MIXES: Final[dict[str, Callable[[Any], Any]]] = {
-    "policies": partial(parse_mix, "--policy"),
-    "priorities": partial(parse_number_mix, "--priority", least=1, most=PRIORITY_LEVELS, whole=True),
-    "deadlines_ms": partial(parse_number_mix, "--deadline-ms", least=1, most=math.inf),
-    "max_loops": partial(parse_number_mix, "--max-loops", least=1, most=1e6, whole=True),
-    "tolerances": partial(parse_number_mix, "--tolerance", least=1e-9, most=math.inf),
-}
 _load, _device = section_option(OPEN_LOOP), section_option(ON_DEVICE)
-#: Their arguments have the names of :class:`edge.bench.plan.LoadPlan`, except for weights.
+#: Their arguments have the names of :class:`edge.bench.plan.LoadPlan`.
 _LOAD_OPTIONS = (
     _load("--rate", metavar="RATE", help="Requests per second, or 3x for three times the measured capacity."),
     _load("--arrivals", "pattern", type=click.Choice(PATTERNS), default=POISSON, help="Pattern of the arrivals."),
-    _load("--trace", type=PATH, help="In place of --rate: a file of times in seconds, one to a line."),
     _load("--seconds", type=click.FloatRange(min=0.1), default=10.0, help="Length of the measurement."),
     _load(
         "--warm-up", "warm_up_seconds", type=click.FloatRange(0), default=1.0, help="Seconds before the measurement."
     ),
     _load("--seed", type=click.IntRange(min=0), default=0, help="Equal seeds send equal requests."),
-    _load("--weights", metavar="PARTS,...", help="Parts of the requests for each BUNDLE.  [default: equal]"),
-    _load("--deadline-ms", "deadlines_ms", metavar="MS[=PARTS],...", help="Deadline, from when a request is due."),
+    _load("--deadline-ms", type=click.FloatRange(1), help="Deadline, from when a request is due."),
     _load("--deadline-by", "enforcer", type=click.Choice(ENFORCERS), default="client", help="What ends late requests."),
     _load(
         "--priority",
-        "priorities",
-        metavar="LEVEL[=PARTS],...",
-        help="Priorities, 1 (the highest) to 10.  [default: the server's]",
+        type=click.IntRange(1, PRIORITY_LEVELS),
+        help="Priority, 1 (the highest) to 10.  [default: the server's]",
     ),
-    _load("--policy", "policies", metavar="NAME[=PARTS],...", help="Policies or tiers.  [default: the server's]"),
-    _load(
-        "--texts", type=PATH, help="File of texts, one to a line, to send; also without --rate, for a name at --url."
-    ),
+    _load("--policy", help="Policy or tier.  [default: the server's]"),
+    _load("--texts", type=PATH, help="File of texts, one to a line, to send in place of the golden inputs."),
     _load("--channels", type=click.IntRange(min=1, max=64), default=4, help="Connections."),
     _load("--max-outstanding", type=click.IntRange(min=1), default=10_000, help="Limit of requests in flight."),
 )
@@ -94,13 +81,8 @@ _DEVICE_OPTIONS = (
 @click.option("--requests", type=click.IntRange(10), help=f"[default: {_DEFAULT_REQUESTS}; in an open loop no limit]")
 @click.option("--concurrency", type=click.IntRange(min=1, max=256), default=1)
 @click.option("--rows", type=click.IntRange(min=1), default=1, help="Batch size of each request.")
-@click.option("--max-loops", metavar="LOOPS", help="Budget of looped models; with --rate also LOOPS=PARTS,...")
-@click.option(
-    "--tolerance",
-    "tolerances",
-    metavar="RESIDUAL",
-    help="Residual at which looped models end; with --rate also RESIDUAL=PARTS,...",
-)
+@click.option("--max-loops", type=click.IntRange(1), help="Budget of looped models.")
+@click.option("--tolerance", type=click.FloatRange(0, min_open=True), help="Residual at which looped models end.")
 @target_option
 @cache_option
 @connection_options
@@ -109,9 +91,6 @@ _DEVICE_OPTIONS = (
 @json_option
 def bench(bundles: tuple[Path, ...], as_json: bool, **options: Any) -> None:
     """Time each BUNDLE in process and through a server, in turns, and show the ratio.
-
-    With --url, BUNDLE may also be the name of a served model. Then only the server is timed, with random numbers, or
-    with lines of --texts for models of text.
 
     With --rate, send requests to all of them in an open loop instead: at times that do not depend on responses, with
     latency counted from when each request was due, and a report of how every request ended.
@@ -125,7 +104,7 @@ def bench(bundles: tuple[Path, ...], as_json: bool, **options: Any) -> None:
         fix = "Leave out TLS and the token: a server that bench starts listens on loopback, without either."
         raise UsageError("--url", expected=expected, fix=fix)
     for each in click.get_current_context().command.params:
-        if getattr(each, "section", mode) != mode and each.name != "texts":
+        if getattr(each, "section", mode) != mode:
             del options[each.name or ""]
     del options["on_device"]
     modes: dict[str, Callable[..., None]] = {ON_DEVICE: _bench_on_device, OPEN_LOOP: _bench_open_loop}
@@ -133,33 +112,15 @@ def bench(bundles: tuple[Path, ...], as_json: bool, **options: Any) -> None:
     run(bundles, as_json, **options)
 
 
-def _bench_closed_loop(
-    paths: tuple[Path, ...],
-    as_json: bool,
-    *,
-    url: str | None,
-    requests: int | None,
-    max_loops: str | None,
-    tolerances: str | None,
-    texts: Path | None,
-    **options: Any,
-) -> None:
+def _bench_closed_loop(paths: tuple[Path, ...], as_json: bool, *, requests: int | None, **options: Any) -> None:
     from edge.bench.closed_loop import ROUNDS
     from edge.bench.closed_loop import bench as time_model
-    from edge.bench.inputs import read_texts
 
-    bundles = [path for path in paths if not url or path.exists()]
-    if texts and bundles:
-        given, fix = Raw(f"bundle {bundles[0]}"), "Leave it out for the golden inputs, or give --rate or --trace."
-        raise UsageError("--texts", given=given, expected="names of models at --url", fix=fix)
-    requests, budget = requests or _DEFAULT_REQUESTS, _single("--max-loops", "max_loops", max_loops)
-    options |= {"url": url, "requests": requests, "texts": read_texts(texts) if texts else ()}
-    options |= {"max_loops": budget and int(budget), "tolerance": _single("--tolerance", "tolerances", tolerances)}
-    reports = []
+    requests, reports = requests or _DEFAULT_REQUESTS, []
     with progress() as bar:
         for path in paths:
             advanced = partial(bar.advance, bar.add_task(path.name, total=ROUNDS, note=""))
-            reports.append(time_model(path if path in bundles else str(path), advanced=advanced, **options))
+            reports.append(time_model(path, requests=requests, advanced=advanced, **options))
     if as_json:
         print_json(reports)
         return
@@ -168,9 +129,8 @@ def _bench_closed_loop(
     for report in reports:
         sides = (("in process", report.in_process, 1.0), ("served", report.served, report.overhead_ratio))
         for where, it, ratio in sides:
-            if it:
-                times = (it.p50_ms, it.p95_ms, it.p99_ms, it.per_second, ratio)
-                rows.append([report.model, where, *times, *(it.loops for _ in loops)])
+            times = (it.p50_ms, it.p95_ms, it.p99_ms, it.per_second, ratio)
+            rows.append([report.model, where, *times, *(it.loops for _ in loops)])
     print_table(
         f"{requests} requests of {options['rows']} row(s), {options['concurrency']} client(s)",
         ["model", "where", "p50 ms", "p95 ms", "p99 ms", "per second", "ratio", *loops],
@@ -178,35 +138,23 @@ def _bench_closed_loop(
     )
 
 
-def _single(option: str, name: str, text: str | None) -> float | None:
-    """Return the limit that an option sets for all requests; None without one."""
-    mix = _MIXES[name](text) if text else {}
-    if len(mix) > 1:
-        fix = "Give one value, or add --rate."
-        raise UsageError(option, given=text, expected="one value for all requests", fix=fix)
-    return next(iter(mix), None)
-
-
 def _mode() -> str:
     """Return the section of options that applies: open loop, on a board, or none of them."""
     given = {each.opts[0]: getattr(each, "section", "") for each in given_options()}
-    on_device, open_loop = "--on-device" in given, "--rate" in given or "--trace" in given
-    board = [option for option, section in given.items() if section == ON_DEVICE]
-    load = sorted(option for option, section in given.items() if section == OPEN_LOOP and option != "--texts")
-    other = [option for option in given if option not in (*_WITH_ON_DEVICE, *board)]
-    if on_device and other:
-        fix = "Leave it out: every tier and batch size is measured, in process and through a server of its own."
-        raise UsageError(other[0], expected="no such option beside --on-device", fix=fix)
-    if board and not on_device:
-        raise UsageError(board[0], expected="--on-device beside it", fix="Add --on-device, or leave it out.")
-    if "--rate" in given and "--trace" in given:
-        raise UsageError("arrivals", expected="one of --rate and --trace", fix="Leave one out.")
-    if open_loop and "--concurrency" in given:
+    keys = {ON_DEVICE: "--on-device", OPEN_LOOP: "--rate"}
+    mode = next((section for section, key in keys.items() if key in given), "")
+    for option, section in given.items():
+        if mode == ON_DEVICE and section != ON_DEVICE and option not in _WITH_ON_DEVICE:
+            fix = "Leave it out: every tier and batch size is measured, in process and through a server of its own."
+            raise UsageError(option, expected="no such option beside --on-device", fix=fix)
+        if section not in ("", mode):
+            raise UsageError(
+                option, expected=f"{keys[section]} beside it", fix=f"Add {keys[section]}, or leave it out."
+            )
+    if mode == OPEN_LOOP and "--concurrency" in given:
         fix = "Leave it out: in an open loop no client waits."
         raise UsageError("--concurrency", expected="no clients beside --rate", fix=fix)
-    if load and not open_loop:
-        raise UsageError(load[0], expected="--rate or --trace beside it", fix="Say when requests come.")
-    return ON_DEVICE if on_device else OPEN_LOOP if open_loop else ""
+    return mode
 
 
 def _bench_open_loop(
@@ -217,28 +165,25 @@ def _bench_open_loop(
     target: str,
     cache: Path | None,
     concurrency: int,
-    weights: str | None,
+    rate: str,
+    requests: int | None,
+    texts: Path | None,
     **options: Any,
 ) -> None:
     """Measure one run and show its report, also after Ctrl-C and if requests failed or were lost, which then raise."""
     from edge.bench.closed_loop import server_for
+    from edge.bench.inputs import read_texts
     from edge.bench.open_loop import measure
     from edge.bench.sender import FAILED, LOST
     from edge.bundles.bundle import Bundle
 
-    names, plan = [path for path in paths if url and not path.exists()], _plan(**options)
-    if names:
-        fix = "An open loop sends golden inputs. Without --rate and --trace, a name is enough."
-        raise UsageError("BUNDLE", given=str(names[0]), expected="a bundle directory", fix=fix)
-    expected = f"{len(paths)} numbers above 0, one for each BUNDLE"
-    parts = (1.0,) * len(paths) if weights is None else numbers("--weights", weights, expected)
-    if len(parts) != len(paths):
-        raise UsageError("--weights", given=weights, expected=expected, fix="Give them in the order of the bundles.")
-    bundles = dict(zip(map(Bundle.open, paths), parts, strict=True))
-    with server_for(list(bundles), url, target, cache) as address:
-        with progress() as bar:
-            task = bar.add_task(", ".join(bundle.manifest.name for bundle in bundles), total=_STEPS, note="")
-            result = measure(address, bundles, plan, advanced=lambda share: bar.update(task, completed=share * _STEPS))
+    options |= {"rate": OfferedRate.parse(rate), "requests": requests, "texts": read_texts(texts) if texts else ()}
+    options |= {"seconds": math.inf} if requests else {}
+    plan = LoadPlan(**{name: value for name, value in options.items() if value is not None})
+    bundles = [Bundle.open(path) for path in paths]
+    with server_for(bundles, url, target, cache) as address:
+        with working(", ".join(bundle.manifest.name for bundle in bundles)) as show:
+            result = measure(address, bundles, plan, advanced=lambda share: show(share * _STEPS, _STEPS))
         # Before the server ends, so that the report is there even if that fails.
         if as_json:
             print_json(result)
@@ -252,22 +197,6 @@ def _bench_open_loop(
         fix = "See the causes above, and its log; with --deadline-by client an answer that never comes is expired."
         expected = "an answer, a refusal or an expiry for each request"
         raise ServerError(f"server at {address}", given=given, expected=expected, fix=fix)
-
-
-def _plan(**options: Any) -> LoadPlan:
-    from edge.bench.inputs import read_texts
-    from edge.bench.plan import read_trace
-
-    readers: dict[str, Callable[[Any], Any]] = {
-        "rate": OfferedRate.parse,
-        "trace": read_trace,
-        "texts": read_texts,
-        **_MIXES,
-    }
-    given = {name: value for name, value in options.items() if value is not None}
-    if "requests" in given and "trace" not in given:
-        given["seconds"] = math.inf
-    return LoadPlan(**{name: readers[name](value) if name in readers else value for name, value in given.items()})
 
 
 def _show_load(report: LoadReport) -> None:
@@ -310,15 +239,8 @@ def _bench_on_device(
     gaps = numbers("--idle-gaps", idle_gaps, "seconds above 0, at most 600", most=600)
     if out:
         check_parent("--out", out)
-    with progress() as bar:
-        tasks: dict[str, Any] = {}
-
-        def advanced(step: str, done: int, total: int) -> None:
-            if step not in tasks:
-                tasks[step] = bar.add_task(step, total=total, note="")
-            bar.update(tasks[step], completed=done)
-
-        plan = DevicePlan(requests or _DEFAULT_REQUESTS, rounds, gaps, idle_requests)
+    plan = DevicePlan(requests or _DEFAULT_REQUESTS, rounds, gaps, idle_requests)
+    with working("measuring") as advanced:
         record = measure_on_device(paths, plan, target=target, cache=cache, advanced=advanced)
     if as_json:
         print_json(record)

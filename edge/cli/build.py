@@ -104,7 +104,7 @@ def _rows(built: Built) -> list[tuple[str, str]]:
     rows.append(("golden", difference or record.golden_skipped or "not run"))
     if record.engine:
         engine = record.engine
-        rows.append(("layers", f"{engine.layers} in the network, {engine.typing}ly typed"))
+        rows.append(("layers", f"{engine.layers} in the network"))
         rows += [("profile", profile) for profile in engine.profiles]
         rows.append(("attention", engine.attention))
         rows.append(("timing cache", engine.timing_cache))

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from edge.bench.layer_latencies import PREDICTION
 from edge.bundles import manifest as manifests
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import Manifest
+from edge.bundles.manifest import Latency, Manifest, PredictedLatency
 from edge.bundles.preprocess import postprocessors
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
 from edge.bundles.steps import ImagePreprocess
-from edge.cli.latencies import print_latencies
 from edge.cli.options import PATH, connection_options
 from edge.cli.output import json_option, print_json, print_table, remark, stdout
 from edge.cli.view import board_facts, view
 from edge.errors import Raw, ServerRefused, UsageError
 from edge.protocol import TELEMETRY
-from edge.security.access import RPC_SCOPES, TELEMETRY_GET
 
 if TYPE_CHECKING:
     from edge.client import Client
@@ -90,6 +90,27 @@ def _bundle(path: Path, manifest: Manifest) -> None:
     click.echo(f"made {made.created} by {made.trainer} from {made.data}{further}")
 
 
+def print_latencies(bundle: str, tiers: Mapping[str, Sequence[Latency]]) -> None:
+    """Print the latencies of a bundle's tiers by their names, each labelled; nothing if there are none."""
+    rows = [[tier, *_latency_cells(latency)] for tier, latencies in tiers.items() for latency in latencies]
+    conditions = ["source", "device", "runtime", "precision", "rows", "tokens"]
+    columns = ["tier", "part", *conditions, "ms", "from", "to", "times faster"]
+    if not any(row[1] for row in rows):
+        columns, rows = columns[:1] + columns[2:], [row[:1] + row[2:] for row in rows]
+    if rows:
+        print_table(f"{bundle}, latency of a run: measured, or a {PREDICTION}", columns, rows)
+
+
+def _latency_cells(latency: Latency) -> tuple[object, ...]:
+    source, device = "measured", latency.device
+    band: tuple[float | None, float | None] = (None, None)
+    if isinstance(latency, PredictedLatency):
+        source, device = "prediction", f"{latency.device} at {latency.power_mode}"
+        band = (latency.low_ms, latency.high_ms)
+    facts = (source, device, latency.runtime, latency.precision, latency.rows, latency.tokens)
+    return (latency.part, *facts, latency.milliseconds, *band, latency.times_faster)
+
+
 def _image_step(step: ImagePreprocess) -> None:
     """Print what becomes of an image."""
     sides = f"both sides to {step.size}"
@@ -153,6 +174,8 @@ def _server(url: str, credentials: Credentials | None, as_json: bool) -> None:
 
 def _reading(client: Client) -> tuple[Reading | None, str]:
     """Return a reading; or None, and the reason for leaving out latency and memory."""
+    from edge.security.access import RPC_SCOPES, TELEMETRY_GET
+
     try:
         return client.telemetry(), ""
     except ServerRefused as error:

@@ -107,12 +107,12 @@ def progress() -> Progress:
 
 
 @contextmanager
-def working(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar of one step during the block; the function gives it more: those done, and all."""
+def working(what: str) -> Iterator[Callable[..., None]]:
+    """Show a bar of one step during the block; the function gives it more: those done, all, and perhaps a note."""
     with progress() as bar:
         task = bar.add_task(what, total=1, note="")
-        yield lambda done, steps: bar.update(task, completed=done, total=steps)
-        bar.update(task, completed=bar.tasks[0].total)
+        yield lambda done, steps, note="": bar.update(task, completed=done, total=steps, note=note)
+        bar.update(task, completed=bar.tasks[0].total, note="")
 
 
 class _Progress(Progress):

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
 
 from edge.bundles.manifest import MANIFEST_NAME
 from edge.cli.options import PATH, cache_option, numbers
-from edge.cli.output import json_option, print_fields, print_json, print_table, progress, remark
+from edge.cli.output import json_option, print_fields, print_json, print_table, remark, working
 from edge.errors import Raw, UsageError
 from edge.files import write_result
 from edge.runtimes.table import targets
-
-if TYPE_CHECKING:
-    from edge.bench.layer_latencies import LayerLatencies
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _SIZES = ("shape.num_heads", "shape.head_dim", "shape.ffn_dim")
@@ -79,12 +76,7 @@ def _profile_bundle(
         given = Raw("a directory" if out.is_dir() else "a file")
         raise UsageError(f"--out {out}", given=given, expected="a free path", fix="Give another --out, or --replace.")
     remark(f"timing {path.name}: this takes minutes with several tiers or many rows; fewer --calls take less")
-    with progress() as bar:
-        task = bar.add_task(f"timing {path.name}", total=None, note="")
-
-        def on_progress(done: int, parts: int, tier: str) -> None:
-            bar.update(task, completed=done, total=parts, note=tier if done < parts else "")
-
+    with working(f"timing {path.name}") as on_progress:
         times = time_parts(path, on_progress=on_progress, **options)
     if out:
         write_result(out, msgspec.json.format(msgspec.json.encode(times), indent=1) + b"\n")
@@ -105,25 +97,15 @@ def _profile_shapes(directory: Path, out: Path, as_json: bool, **options: Any) -
     if out.exists() and not out.is_file():
         given = Raw("a directory" if out.is_dir() else "no regular file")
         raise UsageError(f"--out {out}", given=given, expected="a file to write", fix="Give another --out.")
-    with progress() as bar:
-        task = bar.add_task("timing shapes", total=None, note="")
-
-        def on_progress(done: int, shapes: int, name: str, step: str) -> None:
-            bar.update(task, completed=done, total=shapes, note=f"{name}, {step}" if done < shapes else "")
-
-        table = profile_shapes(directory, out, on_progress=on_progress, **options)
+    with working("timing shapes") as show:
+        table = profile_shapes(directory, out, on_progress=lambda *now: show(*now[:2], ", ".join(now[2:])), **options)
     throttled = sum(timing.throttled for timing in table.timings) + sum(rest.throttled for rest in table.rest)
     if throttled:
         remark(f"{throttled} timings are marked: the device throttled. Cool it, and run the same command again.")
     if as_json:
         print_json(table)
-    else:
-        print_latency_table(table, str(out))
-
-
-def print_latency_table(table: LayerLatencies, where: str) -> None:
-    """Print a latency table, and its key."""
-    print_table(f"{table.name}: {table.label}, in {where}", ("key", ""), list(table.key.items()))
+        return
+    print_table(f"{table.name}: {table.label}, in {out}", ("key", ""), list(table.key.items()))
     rows = [[*attrgetter(*_TIMING)(timing), "throttled" if timing.throttled else ""] for timing in table.timings]
     columns = ("tokens", "heads", "width", "units", "ms", "times faster", "")
     print_table("One layer, and how many times faster than the dense one", columns, rows)

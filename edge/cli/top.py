@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
@@ -16,15 +15,14 @@ from rich.text import Text
 from edge.cli.options import connection_options
 from edge.cli.output import remark, stdout
 from edge.cli.view import view
-from edge.errors import Raw, ServerError, ServerRefused
+from edge.errors import ServerError, ServerRefused
 
 if TYPE_CHECKING:
+    from edge.client import Client
     from edge.client.connection import Credentials
     from edge.telemetry.window import Reading
 
-#: Pause before each attempt to reconnect.
-_RETRY_SECONDS = 1.0
-#: Delay of a reading after which the server counts as gone.
+#: Time without an answer after which the server counts as gone.
 _PATIENCE_SECONDS = 5.0
 
 
@@ -71,48 +69,21 @@ def top(url: str, interval: float, once: bool, credentials: Credentials | None, 
 
 def _events(url: str, interval: float, credentials: Credentials | None) -> Iterator[tuple[Reading | None, str]]:
     """Yield readings, and after the first one, where there are none, the reason."""
-    reached = False
-    while True:
-        try:
-            for reading in _readings(url, interval, credentials):
-                reached = True
-                yield reading, ""
-            problem = f"{url} ended the stream"
-        except ServerError as error:
-            # A refusal, such as of a revoked token, is final unless it has a hint when to retry.
-            if not reached or (isinstance(error, ServerRefused) and not error.retry_after_ms):
-                raise
-            problem = str(error)
-        yield None, f"waiting for the server: {problem}"
-        time.sleep(_RETRY_SECONDS)
+    from edge.client import ONCE, Client
 
-
-def _readings(url: str, interval: float, credentials: Credentials | None) -> Iterator[Reading]:
-    from edge.client import Client
-
-    patience = interval + _PATIENCE_SECONDS
-    given_up = threading.Event()
-    with Client(url, credentials=credentials) as client:
-
-        def give_up() -> None:
-            given_up.set()
-            client.close()
-
-        readings = client.watch(round(interval * 1000))
+    # A board that loses power does not end the connection, so a deadline has to.
+    with Client(url, _PATIENCE_SECONDS, retries=ONCE, credentials=credentials) as client:
+        yield client.telemetry(), ""
         while True:
-            # A board that loses power does not end the connection, so the client has to.
-            silence = threading.Timer(patience, give_up)
-            silence.daemon = True
-            silence.start()
-            try:
-                reading = next(readings, None)
-            except ServerError:
-                if not given_up.is_set():
-                    raise
-                given, fix = Raw(f"nothing for {patience:g} s"), "Check that the server runs and is connected."
-                raise ServerError(f"telemetry at {url}", given=given, expected="a reading", fix=fix) from None
-            finally:
-                silence.cancel()
-            if reading is None:
-                return
-            yield reading
+            time.sleep(interval)
+            yield _event(client)
+
+
+def _event(client: Client) -> tuple[Reading | None, str]:
+    try:
+        return client.telemetry(), ""
+    except ServerError as error:
+        # A refusal, such as of a revoked token, is final unless it has a hint when to retry.
+        if isinstance(error, ServerRefused) and not error.retry_after_ms:
+            raise
+        return None, f"waiting for the server: {error}"

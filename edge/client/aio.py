@@ -12,7 +12,6 @@ import grpc
 
 from edge.client import rpcs
 from edge.client.connection import BaseClient
-from edge.client.failures import FailedCall
 from edge.client.inference import InferRequest
 from edge.client.rpcs import CallSpec, PendingRequests, StreamAnswer
 from edge.errors import ServerError
@@ -90,8 +89,8 @@ class AsyncClient(BaseClient):
     async def close(self) -> None:
         """Close the connections; calls in progress end with CANCELLED."""
         self._closed = True
-        for connection in self._connections:
-            await connection.channel.close()
+        for channel in self._channels:
+            await channel.close()
 
     async def _call(self, make: Callable[[], CallSpec[R]]) -> R:
         rpc, attempts = self._begin_call(make)
@@ -99,7 +98,7 @@ class AsyncClient(BaseClient):
             try:
                 response = await self._start(attempts, rpc.method, rpc.request)
             except grpc.RpcError as error:
-                pause = self._failed(attempts, FailedCall.of(error), rpc.subject)
+                pause = self._failed(attempts, error, rpc.subject)
             else:
                 return rpc.read(response, self._answered(attempts))
             await asyncio.sleep(pause)
@@ -114,6 +113,6 @@ class AsyncClient(BaseClient):
             async for response in call:
                 yield response, self._answered(attempts).server
         except grpc.RpcError as error:
-            self._failed(attempts, FailedCall.of(error), method)
+            self._failed(attempts, error, method)
         finally:
             call.cancel()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +12,9 @@ import grpc
 
 from edge.client.failures import FailedCall
 from edge.client.inference import CallInfo, checked_timeout
-from edge.client.retries import DEFAULT_RETRIES, Attempts, Budget, Retries, RoundRobin
+from edge.client.retries import DEFAULT_RETRIES, Attempts, Retries, Servers
 from edge.client.rpcs import CallSpec
 from edge.errors import Raw, UsageError
-from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2_grpc
 from edge.security.certificates import read_certificates, read_pem
 
@@ -28,14 +25,13 @@ CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_send_message_length", -1),
     # gRPC's default is up to two minutes, too long for a server that has restarted.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 5000),
+    ("grpc.max_reconnect_backoff_ms", 2000),
     # In spite of its name, the time limit of a connection attempt. A board without power answers nothing; two seconds
     # allow for one lost packet.
     ("grpc.min_reconnect_backoff_ms", 2000),
     # edge.client.retries decides about retries, not a service config from the name server.
     ("grpc.service_config_disable_resolution", 1),
 )
-_PATIENCE_SECONDS = 30.0
 #: Schemes that gRPC does not know. Its own, such as dns: and unix:, stay possible.
 _SCHEMES: Final = ("http", "https", "grpc", "grpcs", "tcp")
 
@@ -69,31 +65,6 @@ def open_channel(
     if credentials and credentials.tls:
         return transport.secure_channel(server, credentials.tls, options=options)
     return transport.insecure_channel(server, options=options)
-
-
-class ServerConnection:
-    """A channel to one server; arguments as for :func:`open_channel`."""
-
-    def __init__(self, server: str, credentials: Credentials | None, transport: Any) -> None:
-        self.channel = open_channel(server, credentials, transport)
-        self._metadata = credentials.metadata() if credentials else ()
-        self._inference = inference_pb2_grpc.GRPCInferenceServiceStub(self.channel)  # type: ignore[no-untyped-call]
-        self._telemetry = telemetry_pb2_grpc.TelemetryStub(self.channel)  # type: ignore[no-untyped-call]
-
-    def call(self, method: str, request: Any, timeout_seconds: float | None) -> Any:
-        """Call an RPC by its name; depending on RPC and transport, return an answer, an awaitable or an iterator."""
-        stub = self._telemetry if method in ("Get", "Watch") else self._inference
-        return getattr(stub, method)(request, timeout=timeout_seconds, metadata=self._metadata)
-
-    def when_connected(self, then: Callable[[], None]) -> None:
-        """Call ``then``, on a thread of gRPC's or in the event loop, once the server answers.
-
-        It is also called after half a minute without an answer, and when the channel is closed.
-        """
-        live = self._inference.ServerLive
-        live = getattr(live, "future", live)  # blocking stubs have a future; asyncio's do not block
-        call = live(pb.ServerLiveRequest(), timeout=_PATIENCE_SECONDS, wait_for_ready=True, metadata=self._metadata)
-        call.add_done_callback(lambda _: then())
 
 
 def channel_credentials(
@@ -142,12 +113,12 @@ class BaseClient:
             fix = "Name each server once."
             raise UsageError("url", given=list(self.servers), expected="one server, or different ones", fix=fix)
         self._timeout_seconds = checked_timeout(timeout_seconds)
-        self._retries, self._budget = retries, Budget(retries)
-        self._round_robin = RoundRobin(len(self.servers))
+        self._turns = Servers(len(self.servers), retries)
         self._tls = bool(credentials and credentials.tls)
-        self._connections = [ServerConnection(server, credentials, self._transport) for server in self.servers]
-        self._lost: set[int] = set()
-        self._lock = threading.Lock()
+        self._metadata = credentials.metadata() if credentials else ()
+        self._channels = [open_channel(server, credentials, self._transport) for server in self.servers]
+        inference, telemetry = inference_pb2_grpc.GRPCInferenceServiceStub, telemetry_pb2_grpc.TelemetryStub
+        self._stubs = [(inference(channel), telemetry(channel)) for channel in self._channels]  # type: ignore[no-untyped-call]
         self._process_id = os.getpid()
         self._closed = False
 
@@ -156,55 +127,35 @@ class BaseClient:
         if server and server not in self.servers:
             fix = "Leave it out to use any of them."
             raise UsageError("server", given=server, expected=f"one of {', '.join(self.servers)}", fix=fix)
-        return Attempts(
-            self._round_robin,
-            self._retries,
-            self._budget,
-            repeatable=repeatable,
-            timeout_seconds=None if timeout_seconds is None else checked_timeout(timeout_seconds),
-            server=self.servers.index(server) if server else None,
-        )
+        limit = None if timeout_seconds is None else checked_timeout(timeout_seconds)
+        only = self.servers.index(server) if server else None
+        return Attempts(self._turns, repeatable=repeatable, timeout_seconds=limit, only=only)
 
     def _begin_call(self, make: Callable[[], CallSpec[R]]) -> tuple[CallSpec[R], Attempts]:
         rpc = make()
-        if rpc.changes_server and not rpc.server and len(self.servers) > 1:
+        if not (rpc.repeatable or rpc.server) and len(self.servers) > 1:
             given, fix = Raw(f"{len(self.servers)} servers"), "Name it with server=; change one server at a time."
             raise UsageError(f"server for {rpc.subject}", given=given, expected="one of them", fix=fix)
         limit = self._timeout_seconds if rpc.timeout_seconds is None else rpc.timeout_seconds
         return rpc, self._begin(rpc.server, limit, rpc.repeatable)
 
     def _start(self, attempts: Attempts, method: str, request: Any) -> Any:
-        return self._connections[attempts.server].call(method, request, attempts.start())
+        """Call an RPC by its name; depending on RPC and transport, return an answer, an awaitable or an iterator."""
+        inference, telemetry = self._stubs[attempts.server]
+        call = getattr(telemetry if method in ("Get", "Watch") else inference, method)
+        return call(request, timeout=attempts.start(), metadata=self._metadata)
 
     def _answered(self, attempts: Attempts) -> CallInfo:
         taken_ns = attempts.answered()
         return CallInfo(server=self.servers[attempts.server], attempts=attempts.count, round_trip_ns=taken_ns)
 
-    def _failed(self, attempts: Attempts, failure: FailedCall, subject: str) -> float:
+    def _failed(self, attempts: Attempts, error: Any, subject: str) -> float:
         """Record a failed attempt; return the seconds to wait before the next, or raise the error of the last."""
-        server, count = attempts.server, attempts.count
-        if self._round_robin.failed(server, failure, time.monotonic()) and len(self.servers) > 1 and not self._closed:
-            self._watch(server)
+        server, count, failure = attempts.server, attempts.count, FailedCall.of(error)
         pause = attempts.failed(failure)
         if pause is None:
             raise failure.error(subject, self.servers[server], count, tls=self._tls) from None
         return pause
-
-    def _watch(self, server: int) -> None:
-        """Put a lost server back into the rotation once its connection is back."""
-        with self._lock:
-            if server in self._lost:
-                return
-            self._lost.add(server)
-
-        def connected() -> None:
-            self._lost.discard(server)
-            self._round_robin.connected(server)
-
-        try:
-            self._connections[server].when_connected(connected)
-        except ValueError:  # another thread has closed the channel
-            connected()
 
     def _check_usable(self) -> None:
         if self._closed:

@@ -53,7 +53,6 @@ _CAUSES: Final[tuple[tuple[tuple[str, ...], bool | None, str], ...]] = (
     (("is not yet valid",), True, "The server's certificate is not valid yet. Compare the clocks of both hosts."),
     (("CERTIFICATE_VERIFY_FAILED",), True, _UNTRUSTED),
     (("Hostname Verification",), True, _OTHER_NAME),
-    (("not in peer certificate",), True, _OTHER_NAME),  # older versions of gRPC
     (("selected ALPN",), True, _HTTP_PORT),
     (("Failed parsing HTTP/2",), None, _HTTP_PORT),
     ((_NOT_GRPC,), None, "A web server or proxy answered, not a gRPC server."),

@@ -3,9 +3,10 @@
 Only two kinds of failure are transient: UNAVAILABLE, where no answer came back, and RESOURCE_EXHAUSTED with a hint when
 to try again. An inference changes nothing at the server, so one whose connection broke may be sent again.
 
-gRPC's own retries and round robin are not used: its retries pause where another server could be called at once, and
-stop at five attempts; its round robin needs one TLS name for all servers; and neither reports which server answered, or
-after how many attempts.
+gRPC's own `retryPolicy` and `round_robin` are not used. As measured with gRPC 1.81, while one of two servers is not
+ready, every other call fails once the throttle is used up; a hint beyond the deadline is waited for, and the server's
+refusal lost; RESOURCE_EXHAUSTED without a hint is repeated; several servers need one TLS name; and no answer says which
+server sent it.
 """
 
 from __future__ import annotations
@@ -15,91 +16,17 @@ import threading
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from edge.client.failures import EXHAUSTED, EXPIRED, UNAVAILABLE, FailedCall
 from edge.errors import UsageError
 
 #: Seconds that a server is out after its first failure, and at most.
 FIRST_OUT_SECONDS: Final = 0.1
-LONGEST_OUT_SECONDS: Final = 10.0
+LONGEST_OUT_SECONDS: Final = 5.0
 #: Missed deadlines in a row that take a server out: a board without power sends no error.
 MISSES: Final = 3
-_MAX_DOUBLINGS = 16  # avoids an overflow; the time has reached its maximum long before
-
-
-@dataclass
-class _Standing:
-    failures: int = 0
-    misses: int = 0
-    out_until: float = 0.0
-    lost: bool = False
-
-    def is_in(self, now: float) -> bool:
-        return not self.lost and now >= self.out_until
-
-
-class Turn(NamedTuple):
-    """Index of the next server, and whether it is in."""
-
-    server: int
-    is_in: bool
-
-
-class RoundRobin:
-    """Chooses the next of ``count`` servers, and skips failing ones. Thread-safe; times are of ``time.monotonic()``.
-
-    A server is out when it cannot be reached, is not ready, or misses several deadlines in a row. It returns after a
-    time that doubles with each failure in a row and, if its connection was lost, only once the connection is back.
-    While all servers are out, the one that returns first is called.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self._lock = threading.Lock()
-        self._standings = [_Standing() for _ in range(count)]
-        self._next = 0
-
-    def turn(self, now: float, avoid: Collection[int] = ()) -> Turn:
-        """Return the next server that is in; if none is, the one that returns first. ``avoid`` is a last resort."""
-        with self._lock:
-            order = [(self._next + step) % self.count for step in range(self.count)]
-            order = [server for server in order if server not in avoid] or order
-            ready = next((server for server in order if self._standings[server].is_in(now)), None)
-            server = min(order, key=lambda index: self._standings[index].out_until) if ready is None else ready
-            # Only first attempts advance the turn; a retry would send the next request to the server that just failed.
-            if not avoid:
-                self._next = (server + 1) % self.count
-            return Turn(server, ready is not None)
-
-    def answered(self, server: int) -> None:
-        """Record an answer, which shows that the server works."""
-        with self._lock:
-            self._standings[server] = _Standing()
-
-    def failed(self, server: int, failure: FailedCall, now: float) -> bool:
-        """Record a failed call; return whether the server is out until :meth:`connected` because it was lost."""
-        with self._lock:
-            standing = self._standings[server]
-            if failure.code == EXPIRED:
-                standing.misses += 1
-                if standing.misses < MISSES:
-                    return False
-            elif failure.code != UNAVAILABLE:  # the server works
-                self._standings[server] = _Standing()
-                return False
-            # Concurrent requests that fail together count as one failure.
-            if now >= standing.out_until:
-                out_seconds = min(FIRST_OUT_SECONDS * 2**standing.failures, LONGEST_OUT_SECONDS)
-                standing.out_until = now + out_seconds
-                standing.failures = min(standing.failures + 1, _MAX_DOUBLINGS)
-            standing.lost |= failure.code == UNAVAILABLE
-            return standing.lost
-
-    def connected(self, server: int) -> None:
-        """Record that a connection is back, or that it is time to try it."""
-        with self._lock:
-            self._standings[server].lost = False
+_MAX_DOUBLINGS = 32  # avoids an overflow; the time has reached its maximum long before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +59,7 @@ class Retries:
 
     def pause(self, retry: int) -> float:
         """Return the seconds to wait before the retry of that number, the first being 0."""
-        return random.uniform(0, min(self.first_seconds * 2 ** min(retry, 32), self.longest_seconds))
+        return random.uniform(0, min(self.first_seconds * 2 ** min(retry, _MAX_DOUBLINGS), self.longest_seconds))
 
 
 DEFAULT_RETRIES = Retries()
@@ -140,26 +67,66 @@ DEFAULT_RETRIES = Retries()
 ONCE = Retries(attempts=1)
 
 
-class Budget:
-    """Token bucket of the retries of all calls of a client: a call adds a fraction, a retry takes one. Thread-safe."""
+@dataclass
+class _Standing:
+    failures: int = 0
+    misses: int = 0
+    out_until: float = 0.0
 
-    def __init__(self, retries: Retries) -> None:
+
+class Servers:
+    """Chooses the next of ``count`` servers, skips failing ones, and bounds the retries of all calls. Thread-safe.
+
+    A server is out when it cannot be reached, is not ready, or misses several deadlines in a row, for a time that
+    doubles with each failure in a row. While all servers are out, the one that returns first is called.
+    """
+
+    def __init__(self, count: int, retries: Retries) -> None:
+        self.count, self.retries = count, retries
         self._lock = threading.Lock()
-        self._most, self._earned = retries.budget, retries.earned
-        self._left = retries.budget
+        self._standings = [_Standing() for _ in range(count)]
+        self._next = 0
+        self._budget = retries.budget
+
+    def turn(self, avoid: Collection[int] = ()) -> tuple[int, bool]:
+        """Return the next server, and whether it is in. Those to ``avoid``, for a retry, are the last resort."""
+        with self._lock:
+            order = [(self._next + step) % self.count for step in range(self.count)]
+            order = [server for server in order if server not in avoid] or order
+            waits = {server: max(self._standings[server].out_until - time.monotonic(), 0.0) for server in order}
+            server = min(order, key=waits.__getitem__)
+            # Only first attempts advance the turn; a retry would send the next request to the server that just failed.
+            if not avoid:
+                self._next = (server + 1) % self.count
+            return server, not waits[server]
+
+    def answered(self, server: int) -> None:
+        """Record an answer, or a refusal, which shows that the server works."""
+        self._standings[server] = _Standing()
+
+    def failed(self, server: int, failure: FailedCall) -> None:
+        """Record a failed call."""
+        with self._lock:
+            now, standing = time.monotonic(), self._standings[server]
+            if failure.code not in (UNAVAILABLE, EXPIRED):
+                self.answered(server)
+                return
+            standing.misses += failure.code == EXPIRED
+            # Concurrent requests that fail together count as one failure.
+            if now >= standing.out_until and (failure.code == UNAVAILABLE or standing.misses >= MISSES):
+                standing.out_until = now + min(FIRST_OUT_SECONDS * 2**standing.failures, LONGEST_OUT_SECONDS)
+                standing.failures = min(standing.failures + 1, _MAX_DOUBLINGS)
 
     def earn(self) -> None:
-        """Count a call."""
+        """Count a call, which adds a part of a retry to the budget."""
         with self._lock:
-            self._left = min(self._left + self._earned, self._most)
+            self._budget = min(self._budget + self.retries.earned, self.retries.budget)
 
     def spend(self) -> bool:
-        """Take a retry from the bucket; False if it is empty."""
+        """Take a retry from the budget; False if it is empty."""
         with self._lock:
-            if self._left < 1:
-                return False
-            self._left -= 1
-            return True
+            self._budget -= (enough := self._budget >= 1)
+            return enough
 
 
 class Attempts:
@@ -167,27 +134,15 @@ class Attempts:
 
     Args:
         timeout_seconds: time limit of all attempts and pauses together; None for no limit.
-        server: index of the only server to call; None lets them take turns.
+        only: index of the only server to call; None lets them take turns.
     """
 
-    def __init__(
-        self,
-        round_robin: RoundRobin,
-        retries: Retries,
-        budget: Budget,
-        *,
-        repeatable: bool,
-        timeout_seconds: float | None,
-        server: int | None = None,
-    ) -> None:
-        now, self.count = time.monotonic(), 1
-        self._round_robin, self._retries, self._budget = round_robin, retries, budget
-        self._repeatable, self._only = repeatable, server
-        self._deadline = None if timeout_seconds is None else now + timeout_seconds
+    def __init__(self, servers: Servers, *, repeatable: bool, timeout_seconds: float | None, only: int | None) -> None:
+        self.count, self._servers, self._repeatable, self._only = 1, servers, repeatable, only
+        self._deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         self._tried: set[int] = set()
-        self._room_at: dict[int, float] = {}
-        budget.earn()
-        self._take(now)
+        servers.earn()
+        self.server = servers.turn()[0] if only is None else only
 
     def start(self) -> float | None:
         """Start the current attempt; return the seconds until the deadline, at least 0, or None without one."""
@@ -196,7 +151,7 @@ class Attempts:
 
     def answered(self) -> int:
         """Record an answer, and return the nanoseconds since the start of the attempt."""
-        self._round_robin.answered(self.server)
+        self._servers.answered(self.server)
         return time.perf_counter_ns() - self._started_ns
 
     def failed(self, failure: FailedCall) -> float | None:
@@ -204,32 +159,22 @@ class Attempts:
 
         A server that is in and has not been tried for this call is called at once, any other after a pause.
         """
-        now = time.monotonic()
-        if not self._repeatable or self.count >= self._retries.attempts:
+        self._servers.failed(self.server, failure)
+        retries = self._servers.retries
+        transient = failure.code == UNAVAILABLE or (failure.code == EXHAUSTED and failure.retry_after_ms)
+        if not (transient and self._repeatable) or self.count >= retries.attempts:
             return None
-        if failure.code == EXHAUSTED and failure.retry_after_ms:
-            self._room_at[self.server] = now + failure.retry_after_ms / 1e3
-        elif failure.code != UNAVAILABLE:
-            return None
-        was_in = self._is_in
         self._tried.add(self.server)
-        self._take(now)
-        fresh = self._is_in and self.server not in self._tried
-        pause = 0.0
+        fresh, pause = False, 0.0
+        if self._only is None:
+            self.server, is_in = self._servers.turn(self._tried)
+            fresh = is_in and self.server not in self._tried
         if not fresh:
-            pause = max(self._room_at.get(self.server, now) - now, 0.0) + self._retries.pause(self.count - 1)
-        if self._deadline is not None and now + pause >= self._deadline:
+            pause = failure.retry_after_ms / 1e3 + retries.pause(self.count - 1)
+        if self._deadline is not None and time.monotonic() + pause >= self._deadline:
             return None
         # Requests that a failing server had accepted move to another one at once, and take nothing from the budget.
-        moves = fresh and was_in and failure.code == UNAVAILABLE
-        if not moves and not self._budget.spend():
+        if not (fresh and failure.code == UNAVAILABLE) and not self._servers.spend():
             return None
         self.count += 1
         return pause
-
-    def _take(self, now: float) -> None:
-        if self._only is not None:
-            self.server, self._is_in = self._only, True
-            return
-        all_tried = len(self._tried) == self._round_robin.count
-        self.server, self._is_in = self._round_robin.turn(now, {self.server} if all_tried else self._tried)

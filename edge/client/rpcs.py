@@ -10,7 +10,7 @@ import inspect
 import time
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from edge.client.failures import malformed
@@ -35,7 +35,7 @@ class CallSpec(Generic[R]):
     Attributes:
         timeout_seconds: time limit, all attempts together; None is the client's default.
         server: the only server to call; empty lets the servers take turns.
-        changes_server: whether the server must be named where the client has several.
+        repeatable: whether a failed call is repeated; where there are several, another one must name its server.
     """
 
     method: str
@@ -46,7 +46,6 @@ class CallSpec(Generic[R]):
     timeout_seconds: float | None = None
     server: str = ""
     repeatable: bool = True
-    changes_server: bool = False
 
 
 def as_method_of(rpc: Callable[..., CallSpec[Any]], method: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,22 +73,18 @@ infer = _infer(InferRequest)
 
 def metadata(model: str, version: str = "", *, server: str = "") -> CallSpec[Specs]:
     """Return the inputs and the outputs of a model."""
-
-    def read(response: Any, call: CallInfo) -> Specs:
-        return _specs(response.inputs), _specs(response.outputs)
-
-    request = pb.ModelMetadataRequest(name=model, version=version)
-    return CallSpec("ModelMetadata", request, f"model {model!r}", read, server=server)
+    request, subject = pb.ModelMetadataRequest(name=model, version=version), f"model {model!r}"
+    return CallSpec(
+        "ModelMetadata", request, subject, lambda it, call: (_specs(it.inputs), _specs(it.outputs)), server=server
+    )
 
 
 def preprocess(model: str, version: str = "", *, server: str = "") -> CallSpec[str]:
     """Return the type of the step that reads a model's texts or images, such as ``image``; empty without one."""
-
-    def read(response: Any, call: CallInfo) -> str:
-        return str(response.config.parameters[PREPROCESS].string_value)
-
-    request = pb.ModelConfigRequest(name=model, version=version)
-    return CallSpec("ModelConfig", request, f"model {model!r}", read, server=server)
+    request, subject = pb.ModelConfigRequest(name=model, version=version), f"model {model!r}"
+    return CallSpec(
+        "ModelConfig", request, subject, lambda it, call: it.config.parameters[PREPROCESS].string_value, server=server
+    )
 
 
 def _specs(tensors: Sequence[Any]) -> tuple[TensorSpec, ...]:
@@ -128,20 +123,16 @@ def _control(verb: str, request: Any, timeout_seconds: float | None, server: str
         timeout_seconds=timeout_seconds,
         server=server,
         repeatable=False,
-        changes_server=True,
     )
 
 
 def ready(model: str, version: str, server: str) -> CallSpec[bool]:
     """Return whether a model, or the server as a whole, is ready. Not repeated: a failed call means not ready."""
-
-    def read(response: Any, call: CallInfo) -> bool:
-        return bool(response.ready)
-
-    if not model:
-        return CallSpec("ServerReady", pb.ServerReadyRequest(), "server", read, server=server, repeatable=False)
-    request = pb.ModelReadyRequest(name=model, version=version)
-    return CallSpec("ModelReady", request, f"model {model!r}", read, server=server, repeatable=False)
+    spec = CallSpec[bool]("ServerReady", pb.ServerReadyRequest(), "server", lambda it, call: it.ready, server=server)
+    if model:
+        request = pb.ModelReadyRequest(name=model, version=version)
+        spec = replace(spec, method="ModelReady", request=request, subject=f"model {model!r}")
+    return replace(spec, repeatable=False)
 
 
 def telemetry(*, server: str = "") -> CallSpec[telemetry_pb2.Reading]:

@@ -15,7 +15,6 @@ import grpc
 
 from edge.client import rpcs
 from edge.client.connection import BaseClient
-from edge.client.failures import FailedCall
 from edge.client.inference import InferRequest
 from edge.client.rpcs import CallSpec, PendingRequests, StreamAnswer
 from edge.errors import ServerError
@@ -107,8 +106,8 @@ class Client(BaseClient):
     def close(self) -> None:
         """Close the connections; calls in progress end with CANCELLED."""
         self._closed = True
-        for connection in self._connections:
-            connection.channel.close()
+        for channel in self._channels:
+            channel.close()
 
     def _call(self, make: Callable[[], CallSpec[R]]) -> R:
         rpc, attempts = self._begin_call(make)
@@ -116,7 +115,7 @@ class Client(BaseClient):
             try:
                 response = self._start(attempts, rpc.method, rpc.request)
             except grpc.RpcError as error:
-                pause = self._failed(attempts, FailedCall.of(error), rpc.subject)
+                pause = self._failed(attempts, error, rpc.subject)
             except ValueError:
                 self._check_usable()  # grpc raises it if another thread has closed the channel
                 raise
@@ -134,6 +133,6 @@ class Client(BaseClient):
             for response in call:
                 yield response, self._answered(attempts).server
         except grpc.RpcError as error:
-            self._failed(attempts, FailedCall.of(error), method)
+            self._failed(attempts, error, method)
         finally:
             call.cancel()

@@ -46,11 +46,8 @@ class Listener:
         context: ssl.SSLContext | None = None,
         handshake_seconds: float = 10.0,
     ) -> None:
-        self._name = name
-        self._quota = quota
-        self._max_connections = max_connections
-        self._protocol = protocol
-        self._context = context
+        self._name, self._quota, self._max_connections = name, quota, max_connections
+        self._protocol, self._context = protocol, context
         self._handshake_seconds = handshake_seconds if context else None
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
@@ -59,8 +56,7 @@ class Listener:
     async def open(self, host: str, port: int) -> int:
         """Listen on all addresses of a host, and return the port number; port 0 takes any free one.
 
-        Raises:
-            UsageError: an address or the port cannot be taken.
+        Raise a UsageError if an address or the port cannot be taken.
         """
         loop = asyncio.get_running_loop()
         bound, absent = port, None

@@ -28,9 +28,7 @@ class PacedReader:
     def __init__(
         self, transport: asyncio.Transport, parse: Callable[[bytes], object], share: Share | None = None
     ) -> None:
-        self._transport = transport
-        self._parse = parse
-        self._share = share
+        self._transport, self._parse, self._share = transport, parse, share
         self._loop = asyncio.get_running_loop()
         self._rest = b""
         self._reading = True

@@ -47,18 +47,13 @@ class Quota:
 
     If a client's share would exceed ``max_connection_bytes``, what it asks for is refused. If all shares would exceed
     ``max_bytes``, the connection with the largest one is closed, so that a client with a small share is served.
-
-    Attributes:
-        held_bytes: the sum of all shares.
-        refusals: how often clients were refused or disconnected; threads may read a copy.
     """
 
     def __init__(self, max_bytes: int, max_connection_bytes: int, max_connections: int | None = None) -> None:
-        self.max_bytes = max_bytes
-        self.max_connection_bytes = max_connection_bytes
+        self.max_bytes, self.max_connection_bytes = max_bytes, max_connection_bytes
         self.max_connections = free_files() if max_connections is None else max_connections
-        self.held_bytes = 0
-        self.refusals: Counter[Refusal] = Counter()
+        self.held_bytes = 0  # the sum of all shares
+        self.refusals: Counter[Refusal] = Counter()  # of clients; threads may read a copy
         self._shares: dict[Share, None] = {}  # in the order of their connections
         self._sweeping: asyncio.TimerHandle | None = None
 
@@ -118,28 +113,20 @@ class Quota:
 
 
 class Share:
-    """What one connection makes the server hold.
-
-    Attributes:
-        held_bytes: its bytes now.
-        proven: whether one of its calls was accepted, so that it does not make room for new connections.
-        limits: what its client has to do, and until which time of the event loop.
-        idle_until: when the connection closes because it has no call, in time of the event loop; infinite if it has.
-        closed: whether the connection has ended.
-    """
+    """What one connection makes the server hold."""
 
     __slots__ = ("_close", "_now", "_quota", "_sweep", "closed", "held_bytes", "idle_until", "limits", "port", "proven")
 
     def __init__(self, quota: Quota, port: str, close: Callable[[], object]) -> None:
-        self._quota = quota
-        self._close = close
+        self._quota, self._close = quota, close
         self._now = asyncio.get_running_loop().time
         self._sweep: Callable[[float], object] = _nothing
         self.port = port
-        self.held_bytes = 0
-        self.proven = False
-        self.closed = False
-        self.limits: dict[str, float] = {}
+        self.held_bytes = 0  # its bytes now
+        self.proven = False  # whether one of its calls was accepted, so that it does not make room for new connections
+        self.closed = False  # whether the connection has ended
+        self.limits: dict[str, float] = {}  # what its client has to do, and until which time of the event loop
+        # When the connection closes because it has no call, in time of the event loop; infinite if it has.
         self.idle_until = math.inf
 
     def follow(self, close: Callable[[], object], sweep: Callable[[float], object] | None = None) -> None:
@@ -193,7 +180,6 @@ class Share:
         self.idle_until = math.inf
 
     def refused(self, reason: str) -> None:
-        """Count a refusal."""
         self._quota.refusals[Refusal(self.port, reason)] += 1
 
     def end(self, reason: str) -> None:
@@ -205,7 +191,6 @@ class Share:
         self.disconnect()
 
     def disconnect(self) -> None:
-        """Disconnect the client, and release everything."""
         close = self._close
         self.close()
         close()

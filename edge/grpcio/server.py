@@ -9,12 +9,9 @@ import grpc
 
 from edge.connections.listener import port_is_taken
 from edge.health.health import Health
-from edge.rpc.endpoint import Endpoint
-from edge.rpc.inference_servicer import InferenceServicer
 from edge.rpc.limits import Limits
-from edge.rpc.methods import Find, Method
-from edge.rpc.parsing import Refused, Status
-from edge.rpc.servicers import TelemetryServicer
+from edge.rpc.methods import Find, Method, Refused, Status
+from edge.rpc.servicers import Endpoint, InferenceServicer, TelemetryServicer
 from edge.security.access import Access
 from edge.security.certificates import Certificates, ServerCertificates
 
@@ -68,8 +65,7 @@ class _Authorizing(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Authorizes a call before its message is read, without the additional coroutine of an interceptor."""
 
     def __init__(self, handler: grpc.GenericRpcHandler, find: Find) -> None:
-        self._handler = handler
-        self._find = find
+        self._handler, self._find = handler, find
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         handler = self._handler.service(handler_call_details)

@@ -36,26 +36,19 @@ class Health:
 
     A run of less than ``watchdog_seconds`` is not stuck. With ``strict_readiness``, the server is ready only while
     every wanted model is.
-
-    Attributes:
-        accepting: whether the server takes requests: from the end of the first load to the start of the drain.
-        draining: set by :meth:`drain`.
-        serving: the health that clients see, by the name of a service or model; the empty name is the whole server.
-            Only telemetry serves from the start.
-        changed: set, and replaced, when ``serving`` changes.
     """
 
     def __init__(
         self, repository: Repository, runs: Runs, *, watchdog_seconds: float = math.inf, strict_readiness: bool = True
     ) -> None:
-        self._repository = repository
-        self._runs = runs
-        self._watchdog_seconds = watchdog_seconds
+        self._repository, self._runs, self._watchdog_seconds = repository, runs, watchdog_seconds
         self._strict_readiness = strict_readiness
+        # Whether the server takes requests: from the end of the first load to the start of the drain.
         self.accepting = False
-        self.draining = asyncio.Event()
+        self.draining = asyncio.Event()  # set by :meth:`drain`
+        # The health that clients see, by the name of a service or model; the empty name is the whole server.
         self.serving = {"": False, INFERENCE: False, TELEMETRY: True}
-        self.changed = asyncio.Event()
+        self.changed = asyncio.Event()  # set, and replaced, when ``serving`` changes
 
     def accept(self) -> None:
         """Take requests, unless the server drains."""
@@ -95,11 +88,9 @@ class Health:
         return not self._runs.lost and not self.overdue()
 
     def models_ready(self) -> bool:
-        """Return whether every wanted model is ready."""
         return all(self.state(entry)[0] == "READY" for entry in self._repository if entry.wanted)
 
     def name_ready(self, name: str) -> bool:
-        """Return whether any version of a model is ready."""
         return any(self.state(entry)[0] == "READY" for entry in self._repository if entry.name == name)
 
     def state(self, entry: Entry) -> tuple[State, str]:

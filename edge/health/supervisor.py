@@ -1,15 +1,21 @@
-"""Supervisor that publishes changes of the health to clients, the log and systemd, and probes suspect tiers."""
+"""Supervision: publishes changes of the health, probes suspect tiers, and ends a process that only a restart helps."""
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
+import math
+import os
+import socket
+import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
-from edge.errors import RequestError, RunnerError
+from edge.errors import DeviceFailed, DrainTimeout, FewheadsError, RequestError, RunnerError
 from edge.health.health import Health
-from edge.health.systemd import Notifier
 from edge.repository.model import Model
 from edge.repository.repository import Repository
 from edge.scheduling.job import Job
@@ -23,15 +29,46 @@ _LOOK_SECONDS = 0.25
 _PROBE_SECONDS = 5.0
 #: systemd advises two; three leave room for a late one.
 _PINGS_PER_PERIOD = 3
+#: Time for waiting requests to be rejected after the device is lost.
+_REFUSALS_SECONDS = 2.0
+
+
+class Notifier:
+    """Sends notifications by systemd's protocol, a datagram each to the socket ``NOTIFY_SOCKET``, or nothing
+    without one. An error is logged once, and nothing is sent again.
+    """
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        address = environment.get("NOTIFY_SOCKET", "")
+        # An abstract socket begins with NUL, for which systemd writes @ in the environment.
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        interval = environment.get("WATCHDOG_USEC", "")
+        is_addressed = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        microseconds = int(interval) if address and is_addressed and interval.isascii() and interval.isdecimal() else 0
+        # Time without a ping after which systemd ends this process; None if it does not.
+        self.watchdog_seconds = microseconds / 1e6 or None
+
+    def notify(self, **fields: str | int) -> None:
+        """Send assignments, for example ``READY=1``; line feeds in values become spaces."""
+        if not self._address:
+            return
+        message = "\n".join(f"{name}={' '.join(str(value).splitlines())}" for name, value in fields.items())
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+                sender.setblocking(False)  # a full socket must not block the server
+                sender.sendto(message.encode(errors="backslashreplace"), self._address)
+        except BlockingIOError:
+            log.warning("NOTIFY_SOCKET is full; a notification is dropped")
+        except OSError as error:
+            log.warning("NOTIFY_SOCKET fails, and no further notification is sent: %s", error)
+            self._address = ""
 
 
 class Supervisor:
     """Reads the health four times a second, on the event loop, so that a hanging loop stops the pings to systemd."""
 
     def __init__(self, health: Health, repository: Repository, scheduler: Scheduler, notifier: Notifier) -> None:
-        self._health = health
-        self._repository = repository
-        self._scheduler = scheduler
+        self._health, self._repository, self._scheduler = health, repository, scheduler
         self._notifier = notifier
         self._problems: list[str] = []
         self._status = ""
@@ -117,3 +154,49 @@ class Supervisor:
             if isinstance(error, RunnerError) or not isinstance(error, RequestError):
                 executor.failures.mark_broken(f"{type(error).__name__}: {error}")
         await asyncio.sleep(_PROBE_SECONDS)
+
+
+class Watchdog:
+    """Ends the process if only a restart helps, as for a run stuck ``stuck_exit_seconds`` beyond its limit."""
+
+    def __init__(self, health: Health, stuck_exit_seconds: float) -> None:
+        self._health, self._stuck_exit_seconds = health, stuck_exit_seconds
+        self._end_at = math.inf
+        self._end_after = math.inf
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread.start()
+
+    def bound_shutdown(self, seconds: float) -> None:
+        """End the process in ``seconds`` unless :meth:`close` is called first."""
+        self._end_after, self._end_at = seconds, time.monotonic() + seconds
+
+    def close(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(_LOOK_SECONDS):
+            error, late = None, time.monotonic() > self._end_at
+            try:
+                error = self._health.failure(self._stuck_exit_seconds)
+                if error is None and late:
+                    error = self._health.drain_timeout(self._end_after)
+            except Exception:  # the thread must go on, and the shutdown end
+                log.exception("the watchdog cannot read the health")
+                if late:
+                    os._exit(DrainTimeout.exit_code)
+            if isinstance(error, DeviceFailed) and self._stopped.wait(_REFUSALS_SECONDS):
+                return
+            if error:
+                _exit(error)
+
+
+def _exit(error: FewheadsError) -> NoReturn:
+    """Write the stack of every thread, and end the process at once; a stuck run would block an orderly exit."""
+    try:
+        sys.stdout.flush()
+        faulthandler.dump_traceback(sys.stderr)
+        print(f"fewheads: {error}", file=sys.stderr, flush=True)
+    finally:  # even if nobody reads its output
+        os._exit(error.exit_code)

@@ -56,12 +56,7 @@ class _Connection(Protocol):
 
 
 class Exchange:
-    """One request and its response. The bytes of both count in the share of the connection until the response ends.
-
-    Attributes:
-        task: the run of the application.
-        failed: whether the body is wrong or too large, so that no more of it is parsed.
-    """
+    """One request and its response. The bytes of both count in the share of the connection until the response ends."""
 
     def __init__(self, connection: _Connection, request: h11.Request, application: Application) -> None:
         self._connection = connection
@@ -77,18 +72,17 @@ class Exchange:
         self._begun = False  # the application has asked for the body
         self._received = False  # all of the body
         self._taken = False  # all of the body, by the application
-        self.failed = False
+        self.failed = False  # whether the body is wrong or too large, so that no more of it is parsed
         self._error: RequestError | None = None
         self._start: Message | None = None
         self._responding = False
         self._ended = False
         self._news = asyncio.Event()
-        # In a context of its own: the event loop would pass on that of an earlier request of the connection.
+        # The run of the application, in a context of its own: the event loop would pass on that of an earlier request.
         self.task = Context().run(asyncio.get_running_loop().create_task, self._run(application))
 
     @property
     def has_body(self) -> bool:
-        """Whether the request has a body."""
         return self._size_bytes != 0
 
     @property
@@ -97,7 +91,6 @@ class Exchange:
         return self._size_bytes is None and not self._received
 
     def receive_data(self, data: bytes | bytearray, new_chunk: bool) -> None:
-        """Add a part of the body."""
         self._size += len(data)
         self._share.progressed("body", len(data))
         if self._size_bytes is None:
@@ -118,7 +111,6 @@ class Exchange:
         self._news.set()
 
     def receive_end(self) -> None:
-        """Note the end of the body."""
         self._received = True
         self._share.met("body")
         self._news.set()
@@ -131,7 +123,6 @@ class Exchange:
         self._news.set()
 
     def leave(self) -> None:
-        """Note that the client has left."""
         self._ended = True
         self._body = bytearray()
         self._news.set()

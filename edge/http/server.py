@@ -38,22 +38,16 @@ _BLANK_LINE: Final = re.compile(rb"\n\r?\n")
 
 
 class HttpConnection(asyncio.Protocol):
-    """A client's connection; ``connections`` holds it while it is open.
-
-    Attributes:
-        http: the state of the protocol.
-        ending: whether the next response is the last one.
-    """
+    """A client's connection; ``connections`` holds it while it is open."""
 
     def __init__(self, application: Application, share: Share, connections: set[HttpConnection]) -> None:
         self.share = share
-        self.http = h11.Connection(h11.SERVER, _MAX_HEAD_BYTES)
-        self.ending = False
+        self.http = h11.Connection(h11.SERVER, _MAX_HEAD_BYTES)  # the state of the protocol
+        self.ending = False  # whether the next response is the last one
         self._writable = asyncio.Event()
         self._writable.set()
         self._unread_bytes = 0
-        self._application = application
-        self._connections = connections
+        self._application, self._connections = application, connections
         self._exchange: Exchange | None = None
         self._discard_bytes: int | None = None  # None while what is received is parsed
 
@@ -63,7 +57,6 @@ class HttpConnection(asyncio.Protocol):
         return self._exchange.task if self._exchange else None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to read."""
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=1, low=0)  # to know exactly when all is sent
         self.scheme = "https" if transport.get_extra_info("sslcontext") else "http"
@@ -86,7 +79,6 @@ class HttpConnection(asyncio.Protocol):
             self._exchange = None
 
     def data_received(self, data: bytes) -> None:
-        """Take what the client sends."""
         if self._discard_bytes is None:
             self._reader.data_received(data)
             return
@@ -100,7 +92,6 @@ class HttpConnection(asyncio.Protocol):
         self._advance()
 
     def pause(self) -> None:
-        """Read nothing more until :meth:`read`."""
         self._reader.pause()
 
     def finish(self) -> None:
@@ -117,19 +108,16 @@ class HttpConnection(asyncio.Protocol):
             self._advance()
 
     def pause_writing(self) -> None:
-        """Wait with further answers: the client does not read."""
         self._writable.clear()
         self.share.expect(READING)
 
     def resume_writing(self) -> None:
-        """Go on: the client has read everything."""
         self.share.met(READING)
         self.share.release(self._unread_bytes)
         self._unread_bytes = 0
         self._writable.set()
 
     async def writable(self) -> None:
-        """Wait until the client has read what was sent."""
         await self._writable.wait()
 
     def write(self, pieces: Sequence[bytes], size: int) -> int:
@@ -245,11 +233,7 @@ def _address(name: object) -> tuple[str, int] | None:
 
 
 class HttpServer:
-    """Serves an ASGI application over HTTP/1.1. It is created, used and drained inside one running event loop.
-
-    Args:
-        name: of the port, as in :class:`edge.connections.listener.Listener`.
-    """
+    """Serves an ASGI application over HTTP/1.1. It is created, used and drained inside one running event loop."""
 
     def __init__(
         self,
@@ -266,11 +250,7 @@ class HttpServer:
         self._listener = Listener(name, quota, max_connections, self._connection, context)
 
     async def start(self, host: str, port: int) -> None:
-        """Listen.
-
-        Raises:
-            UsageError: the port cannot be taken.
-        """
+        """Listen; raise a UsageError if the port cannot be taken."""
         self.port = await self._listener.open(host, port)
 
     async def drain(self, grace_seconds: float) -> None:

@@ -18,17 +18,13 @@ _REASON: Final = "unread answers"
 
 
 class UnreadAnswers:
-    """Counts them in the connection's share, which disconnects a client that reads too slowly.
-
-    Attributes:
-        size_bytes: those that are counted.
-    """
+    """Counts them in the connection's share, which disconnects a client that reads too slowly."""
 
     __slots__ = ("_share", "size_bytes")
 
     def __init__(self, share: Share) -> None:
         self._share = share
-        self.size_bytes = 0
+        self.size_bytes = 0  # those that are counted
 
     def take(self, size: int) -> bool:
         """Count an answer before it is queued; False if the client has too many already."""
@@ -68,9 +64,7 @@ class ConnectionLimits:
     def __init__(
         self, limits: Limits, share: Share, rpcs: Mapping[int, Rpc], on_slow_handshake: Callable[[], None]
     ) -> None:
-        self._limits = limits
-        self._share = share
-        self._rpcs = rpcs
+        self._limits, self._share, self._rpcs = limits, share, rpcs
         # One timer for all calls: most end long before their deadline, and one for each would cost more than its start.
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = math.inf
@@ -89,7 +83,6 @@ class ConnectionLimits:
             self.set_busy(False)
 
     def set_busy(self, busy: bool) -> None:
-        """Record whether any call is open."""
         if busy:
             self._share.busy()
         else:
@@ -135,7 +128,6 @@ class ConnectionLimits:
         ]
 
     def close(self) -> None:
-        """Stop the timers."""
         self._timer.cancel()
         if self._alarm:
             self._alarm.cancel()

@@ -7,18 +7,16 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextvars import Context
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from google.protobuf.message import DecodeError
 
 from edge import errors
 from edge.connections.quota import Share
-from edge.http2.messages import SMALL_BYTES, Messages, Packed, no_room
-from edge.http2.metadata import Field, Head, Metadata, read_metadata
-from edge.http2.routes import Route
-from edge.rpc.parsing import UNPARSEABLE, Refused, Status
+from edge.http2.messages import SMALL_BYTES, Field, Head, Messages, Metadata, Packed, no_room, read_metadata
+from edge.rpc.methods import UNPARSEABLE, Refused, Status
 from edge.serving.statuses import Code
 
 log = logging.getLogger(__name__)
@@ -34,6 +32,28 @@ UNREAD = (
 )
 _OK = Code.OK
 _INTERNAL = Code.INTERNAL
+
+
+class Direct(NamedTuple):
+    """A unary method without a coroutine.
+
+    ``start`` takes the request, the context of the call, and a callback for the response or the
+    :class:`edge.rpc.methods.Status`; it returns the argument for ``cancel``, or None if the call has ended.
+    """
+
+    start: Callable[[Any, Any, Callable[[Any], None]], Any]
+    cancel: Callable[[Any], None]
+
+
+class Route(NamedTuple):
+    """How to answer a call."""
+
+    handler: Any  # the :class:`edge.rpc.methods.Method`, or None for a refused call
+    max_bytes: int = 0  # the limit for its requests
+    direct: Direct | None = None  # the direct method that replaces it, if any
+    # Whether the success of the call shows that its connection is of a client that the server wants: it is false for
+    # methods that need no token, where the others do.
+    proves: bool = False
 
 
 class _Wire(Protocol):
@@ -78,8 +98,7 @@ class Rpc:
         self.held = 0  # bytes received and not yet acknowledged
         self.request_ended = False
         self.done = route is None  # the status is sent, or the stream is closed
-        self._wire = wire
-        self._context = context
+        self._wire, self._context = wire, context
         self._handler, max_bytes, self._direct, _ = route or Route(None)
         self._call: Any = None
         self._fields = fields
@@ -163,11 +182,9 @@ class Rpc:
         return None if self.deadline == math.inf else max(self.deadline - time.monotonic(), 0.0)
 
     def invocation_metadata(self) -> Metadata:
-        """Return the client's metadata."""
         return read_metadata(self._fields)
 
     def peer(self) -> str:
-        """Return the client's address."""
         return self._wire.peer
 
     async def read(self) -> Any:
@@ -264,7 +281,6 @@ class Rpc:
             self._finish(_INTERNAL, errors.INTERNAL)
 
     def expire(self) -> None:
-        """End the call at its deadline."""
         self._cut(Code.DEADLINE_EXCEEDED, "the deadline of the call passed")
 
     def _cut(self, code: Code, details: str, metadata: Metadata = ()) -> None:

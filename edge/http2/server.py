@@ -5,25 +5,52 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from collections.abc import Mapping, Sequence
 
 from edge.connections.listener import Listener
 from edge.connections.quota import Quota, Share
 from edge.health.health import Health
 from edge.http2.connection import Http2Connection
-from edge.http2.routes import Direct, Routes
+from edge.http2.messages import Field, read_metadata
+from edge.http2.rpc import Direct, Route
 from edge.protocol import INFERENCE
-from edge.rpc.endpoint import Endpoint
-from edge.rpc.inference_servicer import InferenceServicer
 from edge.rpc.limits import Limits
-from edge.rpc.servicers import TelemetryServicer
-from edge.security.access import Access
+from edge.rpc.methods import Find, Refused
+from edge.rpc.servicers import Endpoint, InferenceServicer, TelemetryServicer
+from edge.security.access import CALLER, Access
 from edge.security.certificates import ServerCertificates
+from edge.serving.statuses import Code
 
 #: Between the first GOAWAY, which announces the shutdown, and the final one: calls already on their way still arrive.
 _NOTICE_SECONDS = 0.1
 _POLL_SECONDS = 0.01
 #: The limit for sending the statuses of cancelled calls.
 _FLUSH_SECONDS = 1.0
+
+
+class Routes:
+    """The methods of a server, ``direct`` by path. ``by_path`` says that one look-up for each path is enough."""
+
+    def __init__(self, find: Find, limits: Limits, by_path: bool, direct: Mapping[str, Direct] | None = None) -> None:
+        self._find, self._limits, self._by_path = find, limits, by_path
+        self._direct = direct or {}
+        self._routes: dict[str, Route] = {}
+
+    def find(self, path: str, fields: Sequence[Field]) -> Route:
+        """Return the route of a call with this path and these header fields.
+
+        Raise a Refused if there is no such method, or the caller may not use it.
+        """
+        route = self._routes.get(path)
+        if route is None:
+            method = self._find(path, read_metadata(fields))
+            if method is None:
+                raise Refused(Code.UNIMPLEMENTED, "the server has no such method")
+            proves = self._by_path or bool(CALLER.get())
+            route = Route(method, self._limits.max_request_bytes(path), self._direct.get(path), proves)
+            if self._by_path:
+                self._routes[path] = route
+        return route
 
 
 class Http2Server(Endpoint):
@@ -47,11 +74,9 @@ class Http2Server(Endpoint):
         self._port = Port(routes, limits, quota, context)
 
     async def start(self, host: str, port: int) -> None:
-        """Listen. Only telemetry is SERVING at first."""
         self.port = await self._port.open(host, port)
 
     async def drain(self, grace_seconds: float) -> None:
-        """Refuse new calls, and close the port after the others end."""
         await self._port.drain(grace_seconds)
 
 

@@ -13,8 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from edge.instruments.kernel_files import read_name, read_text, whole
-from edge.instruments.sensors import gpu_devices
+from edge.instruments.sensors import gpu_devices, read_name, read_text, whole
 
 _MODELS: Final = ("proc/device-tree/model", "sys/devices/soc0/machine", "tmp/nv_jetson_model")
 _ANY_MODEL: Final = "NVIDIA Jetson"
@@ -89,7 +88,6 @@ class Board(msgspec.Struct, frozen=True):
 
     @property
     def release(self) -> Release | None:
-        """The release as numbers."""
         return parse_release(self.l4t or "")
 
     def runs(self, image: Release) -> bool | None:

@@ -62,17 +62,10 @@ class ModelTier(NamedTuple):
 class Work(Protocol):
     """The activity of a server that takes energy. Called from the meter's thread."""
 
-    def running(self) -> bool:
-        """Return whether a run is in progress."""
-
-    def run_count(self) -> int:
-        """Return a number that changes whenever a run ends."""
-
-    def loading(self) -> bool:
-        """Return whether a model is loading."""
-
-    def runs(self) -> Mapping[ModelTier, TierRuns]:
-        """Return all runs since the start."""
+    def running(self) -> bool: ...  # whether a run is in progress
+    def run_count(self) -> int: ...  # changes whenever a run ends
+    def loading(self) -> bool: ...  # whether a model is loading
+    def runs(self) -> Mapping[ModelTier, TierRuns]: ...  # since the start
 
 
 @dataclass(slots=True)
@@ -92,8 +85,7 @@ class EnergyMeter:
     """
 
     def __init__(self, rails: Sequence[SensorFile], work: Work) -> None:
-        self._rails = rails
-        self._work = work
+        self._rails, self._work = rails, work
         self._lock = threading.Lock()
         self._energy: dict[ModelTier, TierEnergy] = {}
         self._pool_joules = 0.0

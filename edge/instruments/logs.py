@@ -69,16 +69,10 @@ class Logs:
 
     @property
     def settings(self) -> dict[str, Setting]:
-        """The current settings."""
         return dict(self._settings)
 
     def change(self, settings: Mapping[str, object]) -> None:
-        """Change some settings, or none if one of them is wrong.
-
-        Raises:
-            InvalidRequest: an unknown setting, or a wrong value.
-            Unsupported: a log file, which clients may not choose.
-        """
+        """Change some settings, or none if one is unknown or wrong (InvalidRequest), or a log file (Unsupported)."""
         self._settings |= {name: self._checked(name, value) for name, value in settings.items()}
         self._apply()
 

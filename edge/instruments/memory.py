@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from edge.instruments.kernel_files import read_text, whole
+from edge.instruments.sensors import read_text, whole
 
 _CLIENTS = "sys/kernel/debug/nvmap/iovmm/clients"
 _ALLOCATED = "sys/kernel/debug/nvmap/stats/total_memory"

@@ -82,11 +82,9 @@ class RequestMetric:
 
     @property
     def kind(self) -> Kind:
-        """The type of the metric."""
         return "histogram" if self.buckets else "counter"
 
     def read(self, model: ModelNow) -> Iterable[Sample]:
-        """Return its samples."""
         return model.totals.counted[self.name].items()
 
 

@@ -29,7 +29,6 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
 
     def observe(self, value: int) -> None:
-        """Count one value."""
         self.count += 1
         self.total += value
         self.counts[bisect_left(self.bounds, value)] += 1
@@ -46,7 +45,6 @@ class Histogram:
         return 0
 
     def copy(self) -> Histogram:
-        """Return an independent copy."""
         other = Histogram(self.bounds)
         other.count, other.total, other.counts = self.count, self.total, list(self.counts)
         return other
@@ -144,11 +142,9 @@ class Snapshot:
 
     @property
     def fail(self) -> int:
-        """The number of failed requests."""
         return sum(self.failures.values())
 
     def copy(self) -> Snapshot:
-        """Return an independent copy."""
         return replace(
             self,
             failures=dict(self.failures),

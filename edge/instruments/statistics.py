@@ -10,12 +10,16 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
+from typing import Final
 
 from edge.instruments.metrics import REQUEST_METRICS, CompletedRequest, RequestMetric
-from edge.instruments.snapshot import BUCKETS_NS, Counted, End, Histogram, Snapshot, Stages, TierRuns, Timings
+from edge.instruments.snapshot import BUCKETS_NS, STAGES, Counted, End, Histogram, Snapshot, Stages, TierRuns, Timings
 
 log = logging.getLogger(__name__)
 
+#: In the order of :data:`STAGES`.
+_DURATIONS_NS: Final = attrgetter(*(f"{stage}_ns" for stage in STAGES))
 _Counting = tuple[RequestMetric, Callable[[CompletedRequest], int], Counted]
 
 
@@ -37,11 +41,9 @@ class ModelStatistics:
 
     @property
     def execution_count(self) -> int:
-        """Calls of the runtime."""
         return self._now.execution_count
 
     def runs(self) -> dict[str, TierRuns]:
-        """Return the runs of each tier."""
         with self._lock:
             return {tier: replace(runs) for tier, runs in self._runs.items()}
 
@@ -100,13 +102,7 @@ class ModelStatistics:
                     self._metrics[metric.of] = [each for each in self._metrics[metric.of] if each[0] is not metric]
 
     def failed(self, reason: str, duration_ns: int, place: str = "") -> None:
-        """Count one failed request.
-
-        Args:
-            reason: the class of the error.
-            duration_ns: the time since its arrival.
-            place: the limit that refused it, or its stage when it was abandoned.
-        """
+        """Count a failed request by its error's class, and ``place``, the limit that refused it or its last stage."""
         with self._lock:
             now = self._now
             now.failures[reason] += 1
@@ -121,14 +117,7 @@ class ModelStatistics:
 
 
 def _observe(stages: Stages, timings: Timings) -> None:
-    durations_ns = (
-        timings.request_ns,
-        timings.queue_ns,
-        timings.compute_input_ns,
-        timings.compute_infer_ns,
-        timings.compute_output_ns,
-    )
-    for histogram, duration_ns in zip(stages.values(), durations_ns, strict=True):  # in the order of STAGES
+    for histogram, duration_ns in zip(stages.values(), _DURATIONS_NS(timings), strict=True):
         # Histogram.observe without the calls, five for each request.
         histogram.count += 1
         histogram.total += duration_ns

@@ -71,10 +71,10 @@ class Generate(IterativeProgram):
             config.lengths,
             config.last,
             config.logits,
-            tuple((one.past, one.new) for one in config.cache),
+            tuple((names.past, names.new) for names in config.cache),
         )
         self._runners = runners
-        past = {one.past for one in config.cache}
+        past = {names.past for names in config.cache}
         self._token_bytes = {
             tier: sum(byte_size(spec.datatype, spec.shape[1::2]) for spec in runner.inputs if spec.name in past)
             for tier, runner in runners.items()
@@ -89,7 +89,6 @@ class Generate(IterativeProgram):
         return sum(decoder.cache_bytes for decoder in decoders if decoder)
 
     def most_cache_bytes(self, inputs: Mapping[str, Array], options: Options) -> int:
-        """Return the bytes for prompts and ``max_tokens``; see :meth:`Program.most_cache_bytes`."""
         most = (options.sampling or self.sampling).max_tokens
         tokens = np.minimum(inputs[self.mask].sum(axis=1) + most, self.config.positions).sum()
         return int(tokens) * self._token_bytes[options.tier]
@@ -107,11 +106,9 @@ class Generate(IterativeProgram):
         self._idle[tier].append(decoder)
 
     def session(self, options: Options) -> GenerationSession:
-        """Return a session of a tier without rows."""
         return GenerationSession(self, options.tier)
 
     def close(self) -> None:
-        """Drop the decoders without rows, which refer to their runner's memory; see :meth:`Program.close`."""
         for idle in self._idle.values():
             idle.clear()
 
@@ -127,25 +124,23 @@ class GenerationSession(Session):
 
     @property
     def rows(self) -> int:
-        """The number of rows in progress."""
         return len(self._rows)
 
     def add(self, requests: Sequence[Joining]) -> list[Finished]:
-        """Compute the prompts of requests, several in a run, and choose their first tokens; see :meth:`Session.add`."""
         program = self._program
         inputs = [request.inputs for request in requests]
-        ids, mask = (np.concatenate([one[name] for one in inputs]) for name in (program.ids, program.mask))
+        ids, mask = (np.concatenate([tensors[name] for tensors in inputs]) for name in (program.ids, program.mask))
         lengths = mask.sum(axis=1)
         joining: dict[object, list[GeneratedText]] = {}
-        for request, one in zip(requests, inputs, strict=True):
+        for request, tensors in zip(requests, inputs, strict=True):
             sampling, head = request.options.sampling or program.sampling, request.options.head
             handed_out = [] if request.handed_out is None else request.handed_out
-            handed_out += [HandedOut() for _ in one[program.ids][len(handed_out) :]]
+            handed_out += [HandedOut() for _ in tensors[program.ids][len(handed_out) :]]
             joining[request.key] = [
                 GeneratedText(program.config, program.tokenizer, sampling, number, head, handed)
                 for number, handed in enumerate(handed_out)
             ]
-        rows = [row for own in joining.values() for row in own]
+        rows = [row for request_rows in joining.values() for row in request_rows]
         for row, length in zip(rows, lengths.tolist(), strict=True):
             row.prompt_tokens = length
         decoder = self._decoder or program.decoder(self._tier)
@@ -165,7 +160,6 @@ class GenerationSession(Session):
         return self._finished()
 
     def step(self) -> list[Finished]:
-        """Append a token to each row; see :meth:`Session.step`."""
         if not self._decoder:
             return []
         _append(self._rows, self._decoder.step(np.array([row.tokens[-1] for row in self._rows])))
@@ -182,9 +176,8 @@ class GenerationSession(Session):
         return self._computed(rows) if stopped else Computed(self._outputs(rows))
 
     def drop(self, key: object) -> None:
-        """Drop the rows of a request; see :meth:`Session.drop`."""
         rows = self._requests.pop(key, [])
-        self._leave([place for place, row in enumerate(self._rows) if any(row is one for one in rows)])
+        self._leave([index for index, row in enumerate(self._rows) if any(row is ended for ended in rows)])
 
     def _finished(self) -> list[Finished]:
         """Drop the rows that have ended, and all rows of a request with one that failed; return what is complete."""
@@ -198,7 +191,7 @@ class GenerationSession(Session):
                 for row in rows:
                     row.error = error
         # It may fail, and then every text begins anew: before anything is handed out.
-        self._leave([place for place, row in enumerate(self._rows) if row.ended])
+        self._leave([index for index, row in enumerate(self._rows) if row.ended])
         finished = []
         for key, rows, error in ending:
             del self._requests[key]
@@ -260,30 +253,30 @@ def _append(rows: Sequence[GeneratedText], logits: Array) -> None:
     Any error fails the rows that it is of, and leaves the others alone.
     """
     headed: dict[Mover, list[int]] = {}
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if row.head:
-            headed.setdefault(row.head.head, []).append(place)
+            headed.setdefault(row.head.head, []).append(index)
     for head, places in headed.items():
-        alphas = np.array([[rows[place].alpha] for place in places], np.float32)
+        alphas = np.array([[rows[index].alpha] for index in places], np.float32)
         try:
             logits[places] = head.move(logits[places], alphas)
         except Exception as error:  # of these rows alone
-            for place in places:
-                rows[place].error = _error_of(error)
-    for place, row in enumerate(rows):
+            for index in places:
+                rows[index].error = _error_of(error)
+    for index, row in enumerate(rows):
         if len(row.tokens) < row.min_tokens:
-            logits[place, row.end_tokens] = -np.inf
+            logits[index, row.end_tokens] = -np.inf
     greedy = logits.argmax(axis=1)  # the place of a NaN, if there is one
     finite = np.isfinite(logits[np.arange(len(rows)), greedy]).tolist()
     now_ns = time.perf_counter_ns()
-    for place, (row, token) in enumerate(zip(rows, greedy.tolist(), strict=True)):
+    for index, (row, token) in enumerate(zip(rows, greedy.tolist(), strict=True)):
         if row.error:
             continue
-        if finite[place]:
+        if finite[index]:
             try:
-                chosen = token if row.greedy else row.choose(logits[place])
+                chosen = token if row.greedy else row.choose(logits[index])
                 if row.logprobs is not None:
-                    row.logprobs.append(log_probability(logits[place], chosen))
+                    row.logprobs.append(log_probability(logits[index], chosen))
                 row.append(chosen, now_ns)
             except Exception as error:
                 row.error = _error_of(error)

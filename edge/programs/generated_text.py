@@ -153,7 +153,7 @@ class GeneratedText:
 
 def _begin(text: str, stop: str) -> int:
     """Return where a stop text may begin that the text does not contain as a whole; its length if nowhere."""
-    place = text.find(stop[0], max(len(text) - len(stop) + 1, 0))
-    while place >= 0 and not stop.startswith(text[place:]):
-        place = text.find(stop[0], place + 1)
-    return place if place >= 0 else len(text)
+    start = text.find(stop[0], max(len(text) - len(stop) + 1, 0))
+    while start >= 0 and not stop.startswith(text[start:]):
+        start = text.find(stop[0], start + 1)
+    return start if start >= 0 else len(text)

@@ -12,7 +12,7 @@ import numpy as np
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import EXPORT_AGAIN
-from edge.bundles.npz import decode_npz
+from edge.bundles.golden import decode_npz
 from edge.bundles.programs import HeadProgram
 from edge.datatypes import Array
 from edge.errors import BundleError, Raw
@@ -32,8 +32,7 @@ class LogitHead(Program):
     """Moves logits with the head's file of a tier."""
 
     def __init__(self, config: HeadProgram, runners: Mapping[str, Runner], layers: list[HeadLayer]) -> None:
-        self.config = config
-        self._runners = runners
+        self.config, self._runners = config, runners
         names = (config.keys, config.values, config.temperatures)
         self._layers: dict[str, list[dict[str, Handle]]] = {
             tier: [{name: runner.upload(array) for name, array in zip(names, layer, strict=True)} for layer in layers]
@@ -41,7 +40,6 @@ class LogitHead(Program):
         }
 
     def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
-        """Move the logits of a request; see :meth:`Program.compute`."""
         config = self.config
         return Computed({config.moved: self.move(inputs[config.logits], inputs[config.alpha], options.tier)})
 
@@ -58,7 +56,6 @@ class LogitHead(Program):
         return logits
 
     def close(self) -> None:
-        """Drop the tensors on the device; see :meth:`Program.close`."""
         self._layers = {}
 
 
@@ -77,8 +74,8 @@ def head_of(bundle: Bundle, config: HeadProgram, runners: Mapping[str, Runner]) 
         fits = len(shape) == 3 and shape[2] == vocabulary and layer.values.shape == (shape[0], shape[2], shape[1])
         fits = fits and layer.temperatures.shape == shape[:1]
         fits = fits and bool((layer.temperatures > 0).all())
-        if not fits or any(one.dtype != np.float32 or not np.isfinite(one).all() for one in layer):
-            given = Raw(f"layer {number} of {[list(one.shape) for one in layer]}")
+        if not fits or any(array.dtype != np.float32 or not np.isfinite(array).all() for array in layer):
+            given = Raw(f"layer {number} of {[list(array.shape) for array in layer]}")
             expected = f"finite FP32 [groups, width, {vocabulary}], [groups, {vocabulary}, width] and [groups], above 0"
             raise BundleError(subject, given=given, expected=expected, fix=EXPORT_AGAIN)
     return LogitHead(config, runners, layers)

@@ -42,18 +42,18 @@ def limits_of(
 
     Raise an InvalidRequest, which names the model, for a limit out of range.
     """
-    found = LoopLimits(
+    limits = LoopLimits(
         config.max_loops if max_loops is None else max_loops, config.tolerance if tolerance is None else tolerance
     )
-    if not 1 <= found.max_loops <= config.most_loops:
+    if not 1 <= limits.max_loops <= config.most_loops:
         subject, expected = f"parameter 'max_loops' of {model!r}", f"1 to {config.most_loops}"
         fix = "Ask for fewer loops, or leave it out."
-        raise InvalidRequest(subject, given=found.max_loops, expected=expected, fix=fix)
-    if not 0 < found.tolerance < math.inf:
+        raise InvalidRequest(subject, given=limits.max_loops, expected=expected, fix=fix)
+    if not 0 < limits.tolerance < math.inf:
         subject, expected = f"parameter 'tolerance' of {model!r}", "a finite number above 0"
         fix = f"{config.tolerance:g} is the default; a smaller number runs more loops."
-        raise InvalidRequest(subject, given=found.tolerance, expected=expected, fix=fix)
-    return found
+        raise InvalidRequest(subject, given=limits.tolerance, expected=expected, fix=fix)
+    return limits
 
 
 class LoopRunners(NamedTuple):
@@ -74,11 +74,9 @@ class Loop(IterativeProgram):
         self._idle: dict[str, deque[DeviceLoop]] = {tier: deque() for tier in runners}
 
     def session(self, options: Options) -> LoopSession:
-        """Return a session of a tier without rows."""
         return LoopSession(self.config, self.limits, self._runners[options.tier], self._idle[options.tier])
 
     def close(self) -> None:
-        """Drop the loops without rows, which refer to their runner's memory; see :meth:`Program.close`."""
         for idle in self._idle.values():
             idle.clear()
 
@@ -87,10 +85,7 @@ class LoopSession(Session):
     """Rows in progress. One thread uses it; ``idle`` are the loops without rows of the sessions of all threads."""
 
     def __init__(self, config: LoopProgram, limits: LoopLimits, runners: LoopRunners, idle: deque[DeviceLoop]) -> None:
-        self._config = config
-        self._limits = limits
-        self._runners = runners
-        self._idle = idle
+        self._config, self._limits, self._runners, self._idle = config, limits, runners, idle
         self._device: DeviceLoop | None = None  # while there are rows
         self._since: Array = np.arange(1 - config.check_every, 1)[:, None]  # loops of each step before the last one
         self._requests: dict[object, _Rows] = {}
@@ -105,11 +100,9 @@ class LoopSession(Session):
 
     @property
     def rows(self) -> int:
-        """The number of rows in progress."""
         return len(self._owners)
 
     def add(self, requests: Sequence[Joining]) -> list[Finished]:
-        """Add the rows of requests, which are embedded in one run; see :meth:`Session.add`."""
         config, embed = self._config, self._runners.embed
         inputs = requests[0].inputs
         if len(requests) > 1:
@@ -132,7 +125,7 @@ class LoopSession(Session):
         for (key, _, options, _), rows in zip(requests, counts, strict=True):
             limits = options.limits or self._limits
             request = self._requests[key] = _Rows(key, rows)
-            self._owners += [(request, place) for place in range(rows)]
+            self._owners += [(request, index) for index in range(rows)]
             ends.append(np.full(rows, self._count + limits.max_loops))
             tolerances.append(np.full(rows, min(limits.tolerance, _MOST_TOLERANCE), np.float32))
         self._ends, self._tolerance = np.concatenate(ends), np.concatenate(tolerances)
@@ -162,8 +155,8 @@ class LoopSession(Session):
         for row in leaving:
             step = int(ended[:, row].argmax())
             self._record(row, step)
-            request, place = self._owners[row]
-            request.stop(place, BY_TOLERANCE if settled[step, row] else BY_BUDGET)
+            request, index = self._owners[row]
+            request.stop(index, BY_TOLERANCE if settled[step, row] else BY_BUDGET)
             request.left -= 1
         self._leave(leaving)
         done = [request for request in self._requests.values() if not request.left]
@@ -172,18 +165,16 @@ class LoopSession(Session):
         return [Finished(request.key, request.computed(self._config)) for request in done]
 
     def partial(self, key: object, stopped: str = "") -> Computed | None:
-        """Return the outputs of a request in progress; see :meth:`Session.partial`."""
         request = self._requests[key]
-        for row, (owner, place) in enumerate(self._owners):
+        for row, (owner, index) in enumerate(self._owners):
             if owner is request:
                 if self._begins[row] == self._count:  # it has just joined
                     return None
                 self._record(row, -1)
-                request.stop(place, stopped)
+                request.stop(index, stopped)
         return request.computed(self._config)
 
     def drop(self, key: object) -> None:
-        """Drop the rows of a request; see :meth:`Session.drop`."""
         request = self._requests.pop(key, None)
         if request:
             self._leave([row for row, (owner, _) in enumerate(self._owners) if owner is request])
@@ -196,9 +187,9 @@ class LoopSession(Session):
 
     def _record(self, row: int, step: int) -> None:
         """Record the results of a row at one of the steps that were computed last."""
-        request, place = self._owners[row]
+        request, index = self._owners[row]
         loops = self._count + int(self._since[step, 0]) - self._begins[row]
-        request.record(place, self._predictions[step, row], loops, self._residuals[step, row])
+        request.record(index, self._predictions[step, row], loops, self._residuals[step, row])
 
     def _leave(self, leaving: list[int]) -> None:
         moves = close_gaps(self._owners, leaving)
@@ -223,18 +214,17 @@ class _Rows:
     """The results of a request's rows."""
 
     def __init__(self, key: object, rows: int) -> None:
-        self.key = key
-        self.left = rows
+        self.key, self.left = key, rows
         self._predictions = np.zeros((rows, 1), np.float32)
         self._loops = np.zeros((rows, 1), np.int32)
         self._residuals = np.zeros((rows, 1), np.float32)
         self._stopped = np.full(rows, "", f"U{len(BY_TOLERANCE)}")
 
-    def record(self, place: int, prediction: float, loops: int, residual: float) -> None:
-        self._predictions[place], self._loops[place], self._residuals[place] = prediction, loops, residual
+    def record(self, index: int, prediction: float, loops: int, residual: float) -> None:
+        self._predictions[index], self._loops[index], self._residuals[index] = prediction, loops, residual
 
-    def stop(self, place: int, reason: str) -> None:
-        self._stopped[place] = reason
+    def stop(self, index: int, reason: str) -> None:
+        self._stopped[index] = reason
 
     def computed(self, config: LoopProgram) -> Computed:
         outputs = {

@@ -18,29 +18,17 @@ _MOST_SEED = 2**63 - 1
 
 
 class Sampling(NamedTuple):
-    """How to generate the text of a request.
+    """How to generate the text of a request."""
 
-    Attributes:
-        max_tokens: of the text, after which it ends.
-        temperature: that the logits are divided by; 0 takes the likeliest token.
-        top_k: draw from so many of the likeliest tokens; 0 from all.
-        top_p: draw from the fewest likeliest tokens whose probabilities sum up to this, after ``top_k``.
-        seed: of the draws; None is a new one for each request.
-        stop: texts that end the generated text, which does not include them.
-        logprobs: whether to return the tokens and their log-probabilities, too.
-        min_tokens: before which the text neither ends nor has a stop text.
-        ignore_eos: whether tokens that would end the text do not.
-    """
-
-    max_tokens: int
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    logprobs: bool = False
-    min_tokens: int = 0
-    ignore_eos: bool = False
+    max_tokens: int  # of the text, after which it ends
+    temperature: float = 0.0  # that the logits are divided by; 0 takes the likeliest token
+    top_k: int = 0  # draw from so many of the likeliest tokens; 0 from all
+    top_p: float = 1.0  # draw from the fewest likeliest tokens whose probabilities sum up to this, after ``top_k``
+    seed: int | None = None  # of the draws; None is a new one for each request
+    stop: tuple[str, ...] = ()  # texts that end the generated text, which does not include them
+    logprobs: bool = False  # whether to return the tokens and their log-probabilities, too
+    min_tokens: int = 0  # before which the text neither ends nor has a stop text
+    ignore_eos: bool = False  # whether tokens that would end the text do not
 
 
 def sampling_of(config: GenerateProgram, model: str, given: Mapping[str, Any]) -> Sampling:
@@ -48,23 +36,23 @@ def sampling_of(config: GenerateProgram, model: str, given: Mapping[str, Any]) -
 
     Raise an InvalidRequest, which names the model, for a value out of range.
     """
-    found = Sampling(**{"max_tokens": config.max_tokens, **given})
-    _require(model, "max_tokens", found.max_tokens, 1, config.positions - 1)
-    _require(model, "min_tokens", found.min_tokens, 0, found.max_tokens)
-    _require(model, "temperature", found.temperature, 0, 100)
-    _require(model, "top_k", found.top_k, 0, 2**31 - 1)
-    _require(model, "top_p", found.top_p, 0, 1, open_below=True)
-    if found.seed is not None:
-        _require(model, "seed", found.seed, 0, _MOST_SEED)
+    sampling = Sampling(**{"max_tokens": config.max_tokens, **given})
+    _require(model, "max_tokens", sampling.max_tokens, 1, config.positions - 1)
+    _require(model, "min_tokens", sampling.min_tokens, 0, sampling.max_tokens)
+    _require(model, "temperature", sampling.temperature, 0, 100)
+    _require(model, "top_k", sampling.top_k, 0, 2**31 - 1)
+    _require(model, "top_p", sampling.top_p, 0, 1, open_below=True)
+    if sampling.seed is not None:
+        _require(model, "seed", sampling.seed, 0, _MOST_SEED)
     subject, fix = f"parameter 'stop' of {model!r}", "Give fewer or shorter texts."
-    if len(found.stop) > MOST_STOPS:
-        given_stops = Raw(f"{len(found.stop)} texts")
+    if len(sampling.stop) > MOST_STOPS:
+        given_stops = Raw(f"{len(sampling.stop)} texts")
         raise InvalidRequest(subject, given=given_stops, expected=f"at most {MOST_STOPS}", fix=fix)
-    for text in found.stop:
+    for text in sampling.stop:
         if not 1 <= len(text) <= LONGEST_STOP:
             length = Raw(f"a text of {len(text)} characters")
             raise InvalidRequest(subject, given=length, expected=f"1 to {LONGEST_STOP}", fix=fix)
-    return found
+    return sampling
 
 
 def _require(model: str, name: str, value: float, least: float, most: float, *, open_below: bool = False) -> None:
@@ -108,5 +96,5 @@ class Sampler:
             tokens = order if tokens is None else tokens[order]
             weights = weights[order]
         sums = np.cumsum(weights)
-        place = int(np.searchsorted(sums, self._random.random() * sums[-1], side="right"))
-        return int(place if tokens is None else tokens[place])
+        index = int(np.searchsorted(sums, self._random.random() * sums[-1], side="right"))
+        return int(index if tokens is None else tokens[index])

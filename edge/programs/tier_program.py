@@ -9,17 +9,49 @@ from pathlib import Path
 import numpy as np
 
 from edge.bundles.bundle import Bundle
-from edge.bundles.fields import Role
-from edge.bundles.programs import LoopProgram
+from edge.bundles.fields import Role, Struct
+from edge.bundles.golden import Golden
+from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
 from edge.datatypes import Array
 from edge.errors import FewheadsError
-from edge.programs.factory import program_of
-from edge.programs.loop import limits_of
-from edge.programs.program import Computed, LoopLimits, Options
+from edge.programs.generate import generator
+from edge.programs.head import head_of
+from edge.programs.loop import Loop, LoopRunners, limits_of
+from edge.programs.program import Cascade, Computed, LoopLimits, Options, Program, SingleRun
+from edge.programs.sampling import Sampling
 from edge.protocol import LOOPS
+from edge.runner import Runner
 from edge.runtimes.build import Loaded, load_with
 from edge.runtimes.runtime import Runtime
 from edge.runtimes.table import first_that_works
+
+
+def program_of(bundle: Bundle, runners: Mapping[tuple[str, Role], Runner]) -> Program:
+    """Return the program that computes requests on some of a bundle's tiers, from the runners of all of their roles.
+
+    Without both of its tiers, a cascade is single runs. Malformed tensors of a head, or tokenizers, raise a
+    BundleError.
+    """
+    config, roles = bundle.manifest.program, bundle.manifest.roles
+    tiers = {tier: runner for (tier, role), runner in runners.items() if role == roles[-1]}
+    if isinstance(config, LoopProgram):
+        return Loop(config, {tier: LoopRunners(runners[tier, "embed"], step) for tier, step in tiers.items()})
+    if isinstance(config, GenerateProgram):
+        return generator(bundle, config, tiers)
+    if isinstance(config, HeadProgram):
+        return head_of(bundle, config, tiers)
+    if isinstance(config, CascadeProgram) and {config.lean, config.full} <= tiers.keys():
+        return Cascade(config, tiers)
+    return SingleRun(tiers)
+
+
+def golden_options(program: Struct | None, tier: str, golden: Golden) -> Options:
+    """Return options for as many loops or tokens as the golden set of a manifest's program is of."""
+    if isinstance(program, LoopProgram):
+        return Options(tier, LoopLimits(program.max_loops, -1.0))  # no residual is below 0
+    if isinstance(program, GenerateProgram):
+        return Options(tier, sampling=Sampling(int(golden.outputs[program.generated].max())))
+    return Options(tier)
 
 
 class TierProgram:
@@ -50,7 +82,6 @@ class TierProgram:
         return limits_of(self.loop, self.bundle.manifest.name, max_loops=max_loops, tolerance=tolerance)
 
     def close(self) -> None:
-        """Free the memory of all files."""
         self._program.close()
         _close(self.files)
 

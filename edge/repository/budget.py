@@ -40,9 +40,7 @@ class MemoryBudget:
     def __init__(
         self, memory: MemorySampler, headroom_bytes: int, instances: int = 1, cache: CacheBudget | None = None
     ) -> None:
-        self._memory = memory
-        self._headroom_bytes = headroom_bytes
-        self._instances = instances
+        self._memory, self._headroom_bytes, self._instances = memory, headroom_bytes, instances
         self._cache = cache
         self._generating = 0  # models
         self._lock = threading.Lock()

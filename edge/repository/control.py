@@ -77,8 +77,7 @@ class ModelControl:
     """
 
     def __init__(self, repository: Repository, mode: str, watchdog_seconds: float = math.inf) -> None:
-        self.mode = mode
-        self._watchdog_seconds = watchdog_seconds
+        self.mode, self._watchdog_seconds = mode, watchdog_seconds
         self.stopping = False
         self._repository = repository
         self._directory = repository.directory

@@ -33,29 +33,20 @@ State = Literal["LOADING", "READY", "UNAVAILABLE", "UNLOADING"]
 class Entry:
     """One version of a model, UNAVAILABLE at first. The event loop changes it by its methods, any thread may read it.
 
-    Attributes:
-        path: the directory that it was last loaded from.
-        name: of the model, or of the directory where the bundle cannot be read.
-        version: as the protocol writes it; empty where the bundle cannot be read.
-        statistics: of all models that have served under this name and version.
-        wanted: whether it should be READY: from :meth:`loading` to :meth:`unloaded`.
-        model: the model that serves; None unless READY.
-        progress: of a build that the load waits for; empty without one.
+    Where the bundle cannot be read, ``name`` is that of its directory, and ``version`` is empty.
     """
 
     def __init__(
         self, path: Path, name: str, version: str, reason: str = "", *, on_change: Callable[[], None] = lambda: None
     ) -> None:
-        self.name = name
-        self.version = version
-        self.statistics = ModelStatistics()
-        self.path = path
+        self.name, self.version = name, version
+        self.statistics = ModelStatistics()  # of all models that have served under this name and version
+        self.path = path  # the directory that it was last loaded from
         self.state: State = "UNAVAILABLE"
-        self.wanted = False
-        self.model: Model | None = None
-        self.progress = ""
-        self._reason = reason
-        self._on_change = on_change
+        self.wanted = False  # whether it should be READY: from :meth:`loading` to :meth:`unloaded`
+        self.model: Model | None = None  # the model that serves; None unless READY
+        self.progress = ""  # of a build that the load waits for; empty without one
+        self._reason, self._on_change = reason, on_change
 
     @property
     def reason(self) -> str:
@@ -63,7 +54,6 @@ class Entry:
         return self.progress or self._reason
 
     def loading(self, path: Path) -> None:
-        """Start to load a bundle."""
         self._check("loading", "UNAVAILABLE", "LOADING", "READY")
         self.path, self.wanted = path, True
         if not self.model:
@@ -71,7 +61,6 @@ class Entry:
         self._on_change()
 
     def building(self, progress: str) -> None:
-        """Report the progress of a build that the load waits for."""
         self._check("building", "LOADING", "READY")
         if progress != self.progress:
             self.progress = progress
@@ -89,7 +78,6 @@ class Entry:
         return replaced
 
     def failed(self, error: FewheadsError) -> None:
-        """Record the reason of a failed load."""
         self._check("failed", "LOADING", "READY")
         log.error("%s cannot be served: %s", self.path.name, error)
         self._reason, self.progress = str(error), ""
@@ -107,7 +95,6 @@ class Entry:
         return model
 
     def unloaded(self, reason: str) -> None:
-        """Record that there is no model, and that none is wanted."""
         self._check("unloaded", "UNLOADING", "LOADING", "UNAVAILABLE")
         self.state, self._reason, self.wanted = "UNAVAILABLE", reason, False
         self._on_change()

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -72,12 +72,8 @@ class Loader:
         budget: MemoryBudget | None = None,
         build: bool = True,
     ) -> None:
-        self._device = device
-        self._target = target
-        self._cache = cache
-        self._options = options
-        self._budget = budget
-        self._build = build
+        self._device, self._target, self._cache = device, target, cache
+        self._options, self._budget, self._build = options, budget, build
         self._building = threading.Lock()
         #: The bundle whose load occupies the device's thread, and since when in ``time.monotonic()``; None without one.
         self.occupied_by: tuple[Bundle, float] | None = None
@@ -117,15 +113,14 @@ class Loader:
         builds = self._build and runtime.isolated_build
         if builds:
             self._build_all(runtime, bundle, self._unbuilt(runtime, bundle), progress, stop)
-        with self._budget.reserved(bundle, runtime) if self._budget else nullcontext():
-            try:
-                model = self._load(runtime, bundle)
-            except BackendError:
-                broken = self._unbuilt(runtime, bundle, record_only=False) if builds else []
-                if not broken:
-                    raise
-                self._build_all(runtime, bundle, broken, progress, stop)
-                model = self._load(runtime, bundle)
+        try:
+            model = self._load(runtime, bundle)
+        except BackendError:
+            broken = self._unbuilt(runtime, bundle, record_only=False) if builds else []
+            if not broken:
+                raise
+            self._build_all(runtime, bundle, broken, progress, stop)  # its memory is not this model's: none is reserved
+            model = self._load(runtime, bundle)
         if self._budget and model.runner.device == "CPU":  # memory of a GPU is not part of the process's size
             self._budget.learn(bundle, model.load_memory_bytes)
         return model
@@ -177,19 +172,17 @@ class Loader:
         memory = MemorySampler()
         before = memory.process_rss_bytes()
         files: dict[tuple[str, Role], Loaded] = {}
-        try:
+        with self._budget.reserved(bundle, runtime) if self._budget else nullcontext(), ExitStack() as failed:
             for tier, role in _files(bundle):
                 load = partial(load_with, runtime, bundle, self._cache, tier, role)
-                files[tier, role] = self._call(runtime, bundle, load)
+                loaded = files[tier, role] = self._call(runtime, bundle, load)
+                failed.callback(self._device.call, loaded.runner.close)
             # A head uploads its tensors, which only the thread of the device may do.
             model = self._call(runtime, bundle, partial(Model, bundle, files, options=self._options))
             model.load_memory_bytes = max(memory.process_rss_bytes() - before, 0)
             self._call(runtime, bundle, model.check_steps)
             self._call(runtime, bundle, model.measure)
-        except BaseException:
-            for loaded in files.values():
-                self._device.call(loaded.runner.close)
-            raise
+            failed.pop_all()
         _trim_memory()  # the memory of the file and of its optimisation
         return model
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from edge.bundles.accuracy import accuracies
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import Role
 from edge.bundles.golden import check_outputs
@@ -18,18 +17,18 @@ from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadBase, Hea
 from edge.bundles.steps import LabelPostprocess
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Raw
-from edge.programs.factory import golden_options, program_of
 from edge.programs.generate import BY_TOKEN, Generate
 from edge.programs.head import LogitHead
 from edge.programs.loop import Loop, limits_of
 from edge.programs.program import AUTO, AppliedHead, IterativeProgram, Options
 from edge.programs.sampling import sampling_of
+from edge.programs.tier_program import golden_options, program_of
 from edge.runtimes.build import Loaded
 from edge.scheduling.batching import BatchAssembler, nonfinite, within
 from edge.scheduling.job import UseCount
 from edge.scheduling.latency import LatencyModel
 from edge.scheduling.tier_executor import ServingOptions, TierExecutor, executor_class
-from edge.scheduling.tier_selection import DEADLINE, PINNED, ROUTER, TierSelector
+from edge.scheduling.tier_selection import DEADLINE, PINNED, ROUTER, TierSelector, accuracies
 
 #: Runs of each tier after it is loaded, for a first estimate of its latency.
 _MEASURED_RUNS = 3
@@ -184,9 +183,8 @@ class Model:
     def check_shapes(self, shapes: Shapes) -> int:
         """Check the shapes of a request's tensors by name, before any is decoded, and return the number of rows.
 
-        Raises:
-            InvalidRequest: an input is missing or superfluous, the batch is too large or uneven, or a shape is outside
-                the profile.
+        Raise an InvalidRequest if an input is missing or superfluous, the batch is too large or uneven, or a shape is
+        outside the profile.
         """
         rows = self._rows(shapes)
         self._check_points(shapes)
@@ -242,8 +240,7 @@ class Model:
     def apply_head(self, options: Options, head: Model, alpha: float | None) -> Options:
         """Return options that apply a head; no alpha is the head's own.
 
-        Raises:
-            InvalidRequest: this model generates no text, or the other one is not a head of it.
+        Raise an InvalidRequest if this model generates no text, or the other one is not a head of it.
         """
         config, program = head.manifest.program, self.manifest.program
         if not isinstance(program, GenerateProgram):
@@ -293,8 +290,7 @@ class Model:
     def options(self, loop: Mapping[str, Any], text: Mapping[str, Any]) -> Options:
         """Return the options of the full tier for the parameters of a loop, and of generated text, that a request sets.
 
-        Raises:
-            InvalidRequest: the model has no such parameters, or a value is out of range.
+        Raise an InvalidRequest if the model has no such parameters, or a value is out of range.
         """
         program, options = self.manifest.program, Options(self.full_tier)
         if loop and not isinstance(program, LoopProgram):

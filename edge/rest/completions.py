@@ -19,7 +19,7 @@ from edge.protocol import BY_STOP, LOGPROBS, STOPPED, STREAM_PARTIAL, TOKEN_IDS
 from edge.rest.json_messages import INT64, checked, encode, encode_parts, field, kind_of, parameters_of, whole
 from edge.serving.call import InferResponse
 from edge.serving.metadata import TextModel
-from edge.serving.request import InferRequest, InputTensor, RequestedOutput, check_name
+from edge.serving.request import InputTensor, RequestedOutput, UncheckedRequest, check_name
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -136,7 +136,7 @@ def _stops(value: object) -> list[str]:
         given = Raw(f"{len(texts)} texts")
         raise InvalidRequest("stop of body", given=given, expected=f"at most {MOST_STOPS}", fix="Give fewer texts.")
     what = "a text of stop of body" if isinstance(value, list) else "stop of body"
-    return [checked(one, str, what) for one in texts]
+    return [checked(text, str, what) for text in texts]
 
 
 def _prompts(value: object) -> list[str | list[int]]:
@@ -147,7 +147,7 @@ def _prompts(value: object) -> list[str | list[int]]:
         raise InvalidRequest("prompt of body", given=given, expected=f"1 to {MOST_CHOICES}", fix=fix)
     for prompt in prompts:
         ids = prompt if isinstance(prompt, list) else [] if isinstance(prompt, str) else [prompt]
-        if wrong := [kind_of(one) for one in ids if type(one) is not int or one is prompt]:
+        if wrong := [kind_of(token) for token in ids if type(token) is not int or token is prompt]:
             expected, fix = "a string, ids of tokens, or a list of such prompts", "Send it in one of these forms."
             raise InvalidRequest("prompt of body", given=Raw(wrong[0]), expected=expected, fix=fix)
     return prompts
@@ -163,7 +163,7 @@ class Choices:
         self._prompt_tokens = self._generated = 0
         self._spellings = [_Spelling(model.tokenizer) for _ in range(self._count)] if completion.logprobs else []
 
-    def requests(self) -> Iterator[InferRequest]:
+    def requests(self) -> Iterator[UncheckedRequest]:
         """Yield a request for each choice, when it is needed; raise an InvalidRequest for a prompt that is too long."""
         completion = self._completion
         for number in range(self._count):
@@ -210,7 +210,7 @@ class Choices:
         total = self._prompt_tokens + self._generated
         return {"prompt_tokens": self._prompt_tokens, "completion_tokens": self._generated, "total_tokens": total}
 
-    def _common(self, prompt: str | list[int]) -> InferRequest:
+    def _common(self, prompt: str | list[int]) -> UncheckedRequest:
         completion, model = self._completion, self._model
         if isinstance(prompt, str):
             text = prompt.encode()
@@ -230,7 +230,7 @@ class Choices:
         names = (model.text, model.generated, *((LOGPROBS, TOKEN_IDS) if completion.logprobs else ()))
         outputs = [RequestedOutput(name, {}) for name in names]
         parameters = parameters_of(completion.parameters, "the request")
-        return InferRequest(completion.model, "", "", parameters, inputs, outputs)
+        return UncheckedRequest(completion.model, "", "", parameters, inputs, outputs)
 
 
 class _Spelling:

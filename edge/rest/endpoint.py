@@ -64,9 +64,7 @@ class Endpoints:
     """Turns handlers into endpoints for Starlette."""
 
     def __init__(self, access: Access | None, max_message_bytes: int, hosts: Hosts | None = None) -> None:
-        self._access = access
-        self._hosts = hosts
-        self._max_message_bytes = max_message_bytes
+        self._access, self._hosts, self._max_message_bytes = access, hosts, max_message_bytes
 
     def endpoint(self, handler: Handler, rpc: str) -> Callable[[Request], Awaitable[Response]]:
         """Return an endpoint that authorizes callers as for an RPC and sends the status of errors."""

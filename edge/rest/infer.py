@@ -35,7 +35,7 @@ from edge.scheduling.job import JobResult
 from edge.serving.call import Encoder, InferResponse
 from edge.serving.forms import Form
 from edge.serving.inference import InferenceService
-from edge.serving.request import MOST_TENSORS, InferRequest, InputTensor, RequestedOutput, check_number
+from edge.serving.request import MOST_TENSORS, InputTensor, RequestedOutput, UncheckedRequest, check_number
 from edge.serving.shared_memory import is_shared
 from edge.serving.traces import carry
 from edge.serving.wire import to_raw
@@ -69,7 +69,6 @@ class InferEndpoint:
         self._service, self._endpoints = service, endpoints
 
     async def infer(self, request: Request) -> Response:
-        """Answer a request."""
         body = await self._endpoints.body(request)
         return await unless_gone(request, self._answer(request, body))
 
@@ -102,7 +101,6 @@ class BodyEncoder(Encoder):
                 raise _binary_only(f"output {name!r}", datatype)
 
     def slow(self, form: Form, answer: JobResult) -> bool:
-        """Return whether there is much to write as JSON."""
         if super().slow(form, answer):
             return True
         outputs, derived = answer.outputs, form.model.derived
@@ -139,7 +137,7 @@ class BodyEncoder(Encoder):
         return self._outputs.get(name, self._default)
 
 
-def infer_request(model: str, version: str, body: bytes, end: int) -> tuple[InferRequest, BodyEncoder]:
+def infer_request(model: str, version: str, body: bytes, end: int) -> tuple[UncheckedRequest, BodyEncoder]:
     """Return the unchecked request in a body, whose JSON ends at ``end``, and the encoding of its response."""
     document, written = parse(body[:end]), body[:end]
     parameters = field(document, "parameters", dict, default={})
@@ -156,11 +154,11 @@ def infer_request(model: str, version: str, body: bytes, end: int) -> tuple[Infe
     for item in _tensors(document, "outputs"):
         name = field(checked(item, dict, "an output"), "name", str, "an output")
         subject = f"output {name!r}"
-        own = dict(field(item, "parameters", dict, subject, {}))
-        if _BINARY in own:
-            binary[name] = checked(own.pop(_BINARY), bool, f"{_BINARY} of {subject}")
-        outputs.append(RequestedOutput(name, parameters_of(own, subject)))
-    request = InferRequest(model, version, field(document, "id", str, default=""), values, inputs, outputs)
+        settings = dict(field(item, "parameters", dict, subject, {}))
+        if _BINARY in settings:
+            binary[name] = checked(settings.pop(_BINARY), bool, f"{_BINARY} of {subject}")
+        outputs.append(RequestedOutput(name, parameters_of(settings, subject)))
+    request = UncheckedRequest(model, version, field(document, "id", str, default=""), values, inputs, outputs)
     raw = [tensor.contents for tensor in inputs if isinstance(tensor.contents, bytes)]
     if len(raw) == len(inputs) and not request.id:  # no key of a message begins so
         key = b"\xff%b\0%b\0%b" % (model.encode(), version.encode(), written)
@@ -189,9 +187,9 @@ def _input(item: dict[str, Any], body: bytes, start: int) -> tuple[InputTensor, 
     subject = f"input {name!r}"
     shape = tuple([whole(size, INT64, f"shape of {subject}") for size in field(item, "shape", list, subject)])
     datatype = field(item, "datatype", str, subject)
-    own = dict(field(item, "parameters", dict, subject, {}))
-    size = own.pop(_BINARY_SIZE, None)
-    parameters = parameters_of(own, subject)
+    settings = dict(field(item, "parameters", dict, subject, {}))
+    size = settings.pop(_BINARY_SIZE, None)
+    parameters = parameters_of(settings, subject)
     shared = is_shared(parameters)
     ways = {"data": "data" in item, _BINARY_SIZE: size is not None, "shared memory": shared}
     sent = [way for way, there in ways.items() if there]
@@ -233,14 +231,14 @@ def _array_of(data: list[Any], datatype: str, shape: tuple[int, ...], subject: s
 
 def _from_base64(element: dict[str, Any], subject: str) -> bytes:
     """Return the bytes of an element ``{"b64": "…"}``, for those that are not text."""
-    own, fix = f"an element of {subject}", f'Send {{"{_BASE64}": "…"}}, a string, or binary data.'
+    element_subject, fix = f"an element of {subject}", f'Send {{"{_BASE64}": "…"}}, a string, or binary data.'
     if element.keys() != {_BASE64} or type(element[_BASE64]) is not str:
         given = Raw(f"an object with {sorted(element)}")
-        raise InvalidRequest(own, given=given, expected=f"a string under {_BASE64!r} alone", fix=fix)
+        raise InvalidRequest(element_subject, given=given, expected=f"a string under {_BASE64!r} alone", fix=fix)
     try:
         return base64.b64decode(element[_BASE64], validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InvalidRequest(own, given=Raw(error), expected="base64", fix=fix) from None
+        raise InvalidRequest(element_subject, given=Raw(error), expected="base64", fix=fix) from None
 
 
 def _flat(data: list[Any], shape: tuple[int, ...], subject: str) -> list[Any]:

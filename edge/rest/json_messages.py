@@ -127,7 +127,7 @@ def plain(message: Message) -> dict[str, Any]:
             inner = descriptor.message_type.fields_by_name["value"]
             result[descriptor.name] = {key: _plain(value[key], inner) for key in value}
         elif descriptor.is_repeated:
-            result[descriptor.name] = [_plain(one, descriptor) for one in value]
+            result[descriptor.name] = [_plain(element, descriptor) for element in value]
         elif not descriptor.has_presence or message.HasField(descriptor.name):
             result[descriptor.name] = _plain(value, descriptor)
     return result
@@ -150,11 +150,11 @@ def _check_nesting(data: bytes) -> None:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    document = dict(pairs)
+    if len(document) != len(pairs):
         name = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise InvalidRequest("JSON", given=Raw(f"{name!r} twice"), expected="each name once", fix="Remove one of them.")
-    return found
+    return document
 
 
 def _not_json(given: str) -> InvalidRequest:
@@ -166,12 +166,12 @@ def parameters_of(document: Mapping[str, Any], subject: str) -> dict[str, Any]:
     """Return the parameters of a request or a tensor: strings, numbers of up to 64 bits, and bools."""
     check_number("parameters", len(document), MOST_PARAMETERS, subject)
     for name, value in document.items():
-        own = f"parameter {name!r} of {subject}"
+        parameter = f"parameter {name!r} of {subject}"
         if type(value) is int:
-            whole(value, _UINT64 if value > INT64[1] else INT64, own)
+            whole(value, _UINT64 if value > INT64[1] else INT64, parameter)
         elif type(value) not in (bool, str, float):
             given, fix = Raw(kind_of(value)), "Leave it out, or give it a value."
-            raise InvalidRequest(own, given=given, expected="a string, a number, true or false", fix=fix)
+            raise InvalidRequest(parameter, given=given, expected="a string, a number, true or false", fix=fix)
     return dict(document)
 
 
@@ -192,11 +192,11 @@ def values_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 def load_parameters(document: Mapping[str, Any]) -> dict[str, pb.ModelRepositoryParameter]:
     """Return the parameters of a load or unload request."""
-    found: dict[str, pb.ModelRepositoryParameter] = {}
+    parameters: dict[str, pb.ModelRepositoryParameter] = {}
     for name, value in field(document, "parameters", dict, default={}).items():
-        found[name] = pb.ModelRepositoryParameter()
-        _set(found[name], value, "int64_param", INT64, f"parameter {name!r}")
-    return found
+        parameters[name] = pb.ModelRepositoryParameter()
+        _set(parameters[name], value, "int64_param", INT64, f"parameter {name!r}")
+    return parameters
 
 
 def region(name: str, document: Mapping[str, Any]) -> pb.SystemSharedMemoryRegisterRequest:
@@ -222,7 +222,7 @@ def trace_setting(model: str, document: Mapping[str, Any]) -> pb.TraceSettingReq
     request = pb.TraceSettingRequest(model_name=model)
     for name, value in document.items():
         values = value if type(value) is list else [] if value is None else [value]
-        request.settings[name].value.extend(checked(one, str, f"trace setting {name!r}") for one in values)
+        request.settings[name].value.extend(checked(text, str, f"trace setting {name!r}") for text in values)
     return request
 
 

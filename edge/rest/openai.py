@@ -38,7 +38,6 @@ class EventStream(Response):
         self.init_headers({"Cache-Control": "no-cache"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Do the work, and send its events."""
         begun = False
 
         async def write(data: bytes, more: bool = True) -> None:
@@ -73,7 +72,6 @@ class OpenAiApi:
         self._service, self._streams, self._metadata, self._endpoints = service, streams, metadata, endpoints
 
     async def complete(self, request: Request) -> object:
-        """Answer a request for completions, at once or as events."""
         body, threads = await self._endpoints.body(request), self._service.threads
         if len(body) > INLINE_JSON_BYTES:
             reading = threads.run(len(body), lambda: completion_of(parse(body)))
@@ -97,11 +95,9 @@ class OpenAiApi:
         return Response(content, media_type="application/json")
 
     def models(self, request: Request) -> object:
-        """Return the models that generate text."""
         return {"object": "list", "data": [_described(model) for model in self._metadata.text_models()]}
 
     def model(self, request: Request) -> object:
-        """Return one model."""
         return _described(self._metadata.text_model(request.path_params["model"]))
 
     async def _stream(self, answers: Choices, include_usage: bool, send: SendEvent) -> None:
@@ -117,6 +113,6 @@ class OpenAiApi:
             await send(answers.document([], usage=answers.usage()))
 
 
-def _described(found: TextModel) -> dict[str, Any]:
-    model = found.model
+def _described(text_model: TextModel) -> dict[str, Any]:
+    model = text_model.model
     return {"id": model.name, "object": "model", "created": model.loaded_at, "owned_by": "fewheads"}

@@ -61,8 +61,7 @@ class RestApi:
         max_message_bytes: int,
         hosts: Hosts | None = None,
     ) -> None:
-        self._metadata = metadata
-        self._extensions = extensions
+        self._metadata, self._extensions = metadata, extensions
         self._endpoints = Endpoints(access, max_message_bytes, hosts)
         self._infer = InferEndpoint(service, self._endpoints)
         self._openai = OpenAiApi(service, streams, metadata, self._endpoints)

@@ -1,11 +1,12 @@
-"""Registers the methods of a servicer, finds their callers' tokens, and turns errors into the status of a call."""
+"""Methods of servicers: limits of a request's bytes, callers' tokens, and errors as the status of a call."""
 
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Awaitable, Callable, Iterable
 from functools import wraps
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
@@ -15,16 +16,70 @@ from edge.errors import INTERNAL, InvalidRequest, Overloaded, RequestError
 from edge.pb import inference_pb2 as pb
 from edge.protocol import RETRY_AFTER_MS, RETRY_PUSHBACK_MS
 from edge.rpc.limits import Limits
-from edge.rpc.parsing import UNPARSEABLE, Refused, Status, encoding_of, inflate, too_large
 from edge.serving.request import SMALL_BYTES, check_message
 from edge.serving.statuses import STATUSES, Code
 
 log = logging.getLogger(__name__)
 
+#: The ``wbits`` argument of zlib for each ``grpc-encoding`` that a client may use.
+WINDOW_BITS: Final = {b"gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
+UNPARSEABLE: Final = (
+    "request message: got bytes that do not parse, expected the protobuf of this method. "
+    "Send the type that the .proto file names for it."
+)
 #: The first bytes of gzip and of deflate.
 _PACKED = (0x1F, 0x78)
 _Metadata = Iterable[tuple[str, str | bytes]]
 _Answer = Callable[[Any, Any], Awaitable[Any]]
+
+
+class Status(NamedTuple):
+    """The end of a failed call: code, message and trailing metadata."""
+
+    code: Code
+    details: str
+    trailers: tuple[tuple[str, str], ...] = ()
+
+
+class Refused(Exception):
+    """Ends a call with a status."""
+
+    def __init__(self, code: Code, details: str, trailers: tuple[tuple[str, str], ...] = ()) -> None:
+        super().__init__(details)
+        self.status = Status(code, details, trailers)
+
+
+def inflate(data: bytes, encoding: bytes, max_bytes: int) -> bytes | Status | None:
+    """Return the contents of exactly one stream of an encoding.
+
+    None means that the data are something else, a Status that the contents exceed the limit, where decompression stops.
+    """
+    inflater = zlib.decompressobj(WINDOW_BITS[encoding])
+    try:
+        inflated = inflater.decompress(data, max_bytes + 1)
+    except zlib.error:
+        return None
+    if len(inflated) > max_bytes:
+        return too_large("more, uncompressed", max_bytes)
+    return inflated if inflater.eof and not inflater.unused_data else None
+
+
+def too_large(given: str, max_bytes: int) -> Status:
+    """Return the status of a message above the limit of its method."""
+    details = f"message: got {given}, expected at most {max_bytes} bytes. Split it, or raise --max-message-bytes."
+    return Status(Code.RESOURCE_EXHAUSTED, details)
+
+
+def encoding_of(data: bytes) -> bytes | None:
+    """Return the encoding by the first bytes of a message; None for plain protobuf.
+
+    No protobuf begins as gzip does. One may begin as deflate does, but does not end with the checksum then.
+    """
+    if data[:2] == b"\x1f\x8b":
+        return b"gzip"
+    if data[:1] == b"\x78" and int.from_bytes(data[:2], "big") % 31 == 0:
+        return b"deflate"
+    return None
 
 
 class Method(NamedTuple):
@@ -76,7 +131,7 @@ def status_of(error: BaseException, method: str) -> Status:
 
 
 async def refuse(_: object, status: Status) -> None:
-    """Raise :class:`edge.rpc.parsing.Refused` with a status."""
+    """Raise :class:`edge.rpc.methods.Refused` with a status."""
     raise Refused(*status)
 
 
@@ -87,17 +142,17 @@ def methods_of(
 
     ``packed`` says that the transport leaves messages compressed, and does not say which.
     """
-    found = {}
+    methods = {}
     for method in service.methods:
         path = f"/{service.full_name}/{method.name}"
-        found[path] = Method(
+        methods[path] = Method(
             _with_status(getattr(servicer, method.name), method.name, abort),
             _parser(GetMessageClass(method.input_type), limits.max_request_bytes(path), packed),
             GetMessageClass(method.output_type).SerializeToString,
             method.client_streaming,
             method.server_streaming,
         )
-    return found
+    return methods
 
 
 def _with_status(answer: _Answer, name: str, abort: Abort) -> _Answer:

@@ -36,6 +36,7 @@ MORE_MEMORY = "Stop other models and programs, add swap, or lower --workspace-mi
 #: Seconds between two samples of the memory, and two looks at the request to stop.
 _LOOK_SECONDS = 0.2
 _EXIT_SECONDS = 10.0
+MAX_MESSAGE_BYTES = 1024**2
 _MIB = 1024**2
 
 
@@ -68,12 +69,10 @@ class Failure(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, error: FewheadsError) -> Failure:
-        """Return the parts of an error."""
         return cls(type(error).__name__, error.subject, str(shown(error.given)), error.expected, error.fix)
 
     @property
     def error(self) -> FewheadsError:
-        """The error to raise in the parent."""
         kind = _ERRORS.get(self.kind, BackendError)
         return kind(self.subject, given=Whole(self.given), expected=self.expected, fix=self.fix)
 
@@ -182,8 +181,15 @@ def _follow(
         if not messages.poll(_LOOK_SECONDS):
             continue
         try:
-            message = msgspec.json.decode(messages.recv_bytes(), type=Message)
-        except (EOFError, OSError, msgspec.DecodeError):
+            message = msgspec.json.decode(messages.recv_bytes(MAX_MESSAGE_BYTES), type=Message)
+        except (EOFError, OSError, msgspec.DecodeError) as error:
+            too_long = not messages.readable  # as one above the limit leaves the connection
+            if too_long or isinstance(error, msgspec.DecodeError):
+                given = Raw(f"more than {MAX_MESSAGE_BYTES} bytes" if too_long else error)
+                subject = f"{source.subject}, a message of its build process"
+                expected = f"JSON of at most {MAX_MESSAGE_BYTES} bytes"
+                fix = "Start this program again, in case fewheads was upgraded meanwhile, and build again."
+                raise BackendError(subject, given=given, expected=expected, fix=fix) from None
             least = f", with {_mib(min(available))} available at the least" if available else ""
             raise _died(child, source, options, f"at {_mib(peak)} of its own{least}") from None
         if message.failure:

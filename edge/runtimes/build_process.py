@@ -20,7 +20,7 @@ import msgspec
 
 from edge.bundles.bundle import Bundle
 from edge.child import end_with_parent
-from edge.errors import BackendError, FewheadsError, Raw
+from edge.errors import BackendError, FewheadsError, Raw, elided
 from edge.runtimes.build import build_here
 from edge.runtimes.build_child import MORE_MEMORY, Failure, Message, Request
 from edge.runtimes.runtime import Source
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 _NICENESS = 5
 _OOM_SCORE = "800"
+#: Of a record of the log; JSON needs at most six bytes for each.
+_MOST_LOG_CHARS = 100_000
 
 
 class _Channel(logging.Handler):
@@ -44,7 +46,8 @@ class _Channel(logging.Handler):
             self._connection.send_bytes(msgspec.json.encode(message))
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.send(Message(log=(record.name, record.levelno, self.format(record))))
+        text = elided(self.format(record), _MOST_LOG_CHARS)
+        self.send(Message(log=(record.name, record.levelno, text)))
 
 
 def main() -> None:

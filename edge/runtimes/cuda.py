@@ -1,13 +1,17 @@
-"""CUDA memory, streams and events by pycuda, and graphs by libcuda. The only module that imports pycuda, lazily.
+"""CUDA memory, streams and events by pycuda, graphs by libcuda, and errors. The only importer of pycuda, lazily.
 
 pycuda has no graphs, so this module calls those functions of the driver itself. A :class:`Device` belongs to the thread
 that opened it. Its context is current on that thread only inside ``with device:``, because pycuda aborts the process
 when a thread ends with contexts on its stack.
+
+Errors are recognized by their texts. After a fatal one every later call fails, and only a new process helps. The
+numbers, names and texts are those of CUDA's ``cudaError_t`` and ``CUresult``.
 """
 
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +21,75 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from edge.datatypes import Array
-from edge.errors import BackendError, Raw
+from edge.errors import BackendError, FewheadsError, Raw
+
+#: Number and name in the driver's API, and text. The runtime's API shares the numbers and, in camel case, the names.
+_FATAL: tuple[tuple[int, str, str], ...] = (
+    (214, "ECC_UNCORRECTABLE", "uncorrectable ECC error"),
+    (220, "NVLINK_UNCORRECTABLE", "uncorrectable NVLink error"),
+    (700, "ILLEGAL_ADDRESS", "an illegal memory access was encountered"),
+    (702, "LAUNCH_TIMEOUT", "the launch timed out and was terminated"),
+    (709, "CONTEXT_IS_DESTROYED", "context is destroyed"),
+    (710, "ASSERT", "device-side assert triggered"),
+    (714, "HARDWARE_STACK_ERROR", "hardware stack error"),
+    (715, "ILLEGAL_INSTRUCTION", "an illegal instruction was encountered"),
+    (716, "MISALIGNED_ADDRESS", "misaligned address"),
+    (717, "INVALID_ADDRESS_SPACE", "operation not supported on global/shared address space"),
+    (718, "INVALID_PC", "invalid program counter"),
+    (719, "LAUNCH_FAILED", "unspecified launch failure"),
+    (721, "CONTAINED", "the execution context was contained"),
+    (999, "UNKNOWN", "failed: unknown error"),
+)
+#: Messages of the driver about a device that is no longer on the bus.
+_LOST = "gpu is lost|device is lost|fallen off the bus"
+
+
+def _pattern(number: int, name: str, text: str) -> re.Pattern[str]:
+    # The runtime's API has cudaErrorLaunchFailure where the driver's has CUDA_ERROR_LAUNCH_FAILED.
+    names = name.replace("_", "_?").replace("FAILED", "FAIL(?:ED|URE)")
+    return re.compile(
+        rf"{re.escape(text)}|\b(?:cudaError|CUDA_ERROR_)(?:{names})\b"
+        rf"|\bcuda (?:runtime )?(?:failure|error)(?: code)?[ :=]+{number}\b",
+        re.IGNORECASE,
+    )
+
+
+_PATTERNS = {
+    **{f"CUDA_ERROR_{name}": _pattern(number, name, text) for number, name, text in _FATAL},
+    "device lost": re.compile(_LOST, re.IGNORECASE),
+}
+#: CUDA's, pycuda's and TensorRT's terms for too little device memory.
+_OUT_OF_MEMORY = re.compile(r"\bout ?of ?memory\b|OUT_OF_MEMORY|cudaErrorMemoryAllocation", re.IGNORECASE)
+
+
+def is_out_of_memory(text: str) -> bool:
+    """Return whether a message of CUDA, or of a runtime that quotes it, reports a lack of memory."""
+    return bool(_OUT_OF_MEMORY.search(text))
+
+
+def fatal_name(text: str) -> str | None:
+    """Return the name of the fatal error in a message of CUDA, or of a runtime that quotes it; None if it is not fatal.
+
+    The name is the driver's, such as ``CUDA_ERROR_LAUNCH_FAILED``, or ``device lost``.
+    """
+    return next((name for name, pattern in _PATTERNS.items() if pattern.search(text)), None)
+
+
+def fatal(error: BaseException) -> str | None:
+    """Return the name and text of the fatal device error that caused an exception, or None.
+
+    The texts of our own errors do not count, because they quote what clients sent; their causes do.
+    """
+    seen: BaseException | None = error
+    for _ in range(16):  # chains are short, but may be circular
+        if seen is None:
+            return None
+        name = None if isinstance(seen, FewheadsError) else fatal_name(f"{type(seen).__name__}: {seen}")
+        if name:
+            return str(seen) if name in str(seen) else f"{name}: {seen}"
+        seen = seen.__cause__ or seen.__context__
+    return None
+
 
 _THREAD_LOCAL_CAPTURE = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may use CUDA meanwhile
 _NON_BLOCKING_STREAM = 1  # CU_STREAM_NON_BLOCKING
@@ -75,7 +147,6 @@ class Graph:
         self._executable: ctypes.c_void_p | None = executable
 
     def launch(self, stream: Any) -> None:
-        """Enqueue all its work into a stream."""
         _call("cuGraphLaunch", self._executable, ctypes.c_void_p(stream.handle))
 
     def free(self) -> None:
@@ -88,9 +159,8 @@ class Graph:
 class Device:
     """The context of the GPU on the thread that made this object.
 
-    Raises:
-        BackendError: pycuda is missing, or there is no GPU.
-        pycuda.driver.Error: the device cannot be used.
+    Raise a BackendError if pycuda is missing, or there is no GPU, and a pycuda.driver.Error if the device cannot be
+    used.
     """
 
     def __init__(self) -> None:
@@ -140,15 +210,10 @@ class Device:
         self._driver.memcpy_dtoh_async(array, address, stream)
 
     def copy(self, target: int, source: int, size_bytes: int, stream: Any) -> None:
-        """Enqueue a copy within the device."""
         self._driver.memcpy_dtod_async(target, source, size_bytes, stream)
 
     def copy_slices(self, target: Slices, source: Slices, shape: tuple[int, int, int], stream: Any) -> None:
-        """Enqueue one copy within the device.
-
-        Args:
-            shape: bytes of each line, lines of each slice, and slices.
-        """
+        """Enqueue one copy within the device; its shape is bytes of each line, lines of each slice, and slices."""
         like = target[1:], source[1:], shape
         copy = self._copies.get(like)
         if copy is None:

@@ -46,7 +46,6 @@ class OnnxRuntimeHandle:
         self.shape: tuple[int, ...] = tuple(value.shape())
 
     def numpy(self) -> Array:
-        """Return a copy on the host."""
         return np.array(self.value.numpy())  # on the CPU, ONNX Runtime returns a view in some versions
 
 
@@ -54,11 +53,10 @@ class OnnxRuntimeRunner:
     """A model in ONNX Runtime, on the CPU or on the GPU.
 
     It takes the bytes of the ONNX file, because the bytes that were hashed must be those that run. The file
-    ``optimized_path`` gets the optimized graph, with TensorRT's provider as a model that contains the engines.
-
-    Raises:
-        BundleError: the bytes are not an ONNX model that this ONNX Runtime can run, or its weights are in other files.
-        BackendError: ONNX Runtime or the first provider is missing, or the model has dynamic INT8 and runs on a GPU.
+    ``optimized_path`` gets the optimized graph, with TensorRT's provider as a model that contains the engines. Raise a
+    BundleError if the bytes are not an ONNX model that this ONNX Runtime can run, or its weights are in other files,
+    and a BackendError if ONNX Runtime or the first provider is missing, or the model has dynamic INT8 and runs on a
+    GPU.
     """
 
     platform = "onnxruntime_onnx"
@@ -116,9 +114,8 @@ class OnnxRuntimeRunner:
     def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Compute all outputs; see :class:`edge.runner.Runner`.
 
-        Raises:
-            InvalidRequest: a BYTES input is not UTF-8, as ONNX Runtime's Python binding accepts text only, or an index
-                is outside its table.
+        Raise an InvalidRequest if a BYTES input is not UTF-8, as ONNX Runtime's Python binding accepts text only, or an
+        index is outside its table.
         """
         inputs = dict(feeds)
         for name in self._text_inputs:
@@ -146,8 +143,7 @@ class OnnxRuntimeRunner:
     def run(self, feeds: Mapping[str, Tensor], keep: Collection[str] = ()) -> dict[str, Tensor]:
         """Compute all outputs and keep some on the device; see :class:`edge.runner.Runner`.
 
-        Raises:
-            InvalidRequest: ``feeds`` or ``keep`` do not match the graph, or it has BYTES, which cannot be bound.
+        Raise an InvalidRequest if ``feeds`` or ``keep`` do not match the graph, or it has BYTES, which cannot be bound.
         """
         check_feeds(self, feeds, keep, self._subject)
         if texts := [*self._text_inputs, *self._text_outputs]:
@@ -182,7 +178,6 @@ class OnnxRuntimeRunner:
         return HostDecoder(self, tensors, self._binding())
 
     def close(self) -> None:
-        """Release the session and its memory."""
         self._session = None
 
     def _binding(self) -> Bind:

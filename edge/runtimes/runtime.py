@@ -28,7 +28,6 @@ class BuildProgress(msgspec.Struct, frozen=True):
     seconds_left: float | None = None  # an estimate; None at first
 
     def __str__(self) -> str:
-        """Return the progress for people, such as ``42 %, 3 min left``."""
         left = self.seconds_left
         if left is None:
             return f"{self.fraction * 100:.0f} %"
@@ -66,8 +65,6 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     attention: str  # the blocks, whether they are fused, and the known obstacles, for people
     seconds: float
     warnings: tuple[str, ...]  # the last warnings and errors of the compiler's log
-    typing: str = "strong"  # the datatypes are those of the ONNX file; "weak": the compiler chose them
-    typing_reason: str = ""  # why they are weak
     profiles: tuple[str, ...] = ()  # the optimization profiles, as shapes
     skipped_tactics: int = 0  # the number of kernels that the compiler skipped for lack of memory
     workspace_bytes: int = DEFAULT_WORKSPACE_BYTES
@@ -111,12 +108,10 @@ class Source:
 
     @property
     def subject(self) -> str:
-        """The name of the model in errors."""
         return f"model {self.bundle.path / self.artifact.file}"
 
     @property
     def onnx_sha256(self) -> str:
-        """The hash of the file."""
         return self.bundle.manifest.files[self.artifact.file].sha256
 
     @property
@@ -216,7 +211,6 @@ class Runtime(ABC):
     def load(self, source: Source, built: Product | None) -> Runner:
         """Load a build, or the ONNX file itself if ``built`` is None, on the calling thread.
 
-        Raises:
-            BundleError: the model is broken.
-            BackendError: the runtime is not installed, or cannot load the model.
+        Raise a BundleError if the model is broken, and a BackendError if the runtime is not installed, or cannot load
+        the model.
         """

@@ -32,9 +32,8 @@ def targets() -> str:
 def choose(target: str = "auto") -> Runtime:
     """Return the runtime for a target: ``auto``, or a runtime's name, with a colon and the parameter if it has one.
 
-    Raises:
-        UsageError: there is no such target, or its parameter is wrong.
-        BackendError: the target's package is missing or has an unsupported version, or no runtime is suitable.
+    Raise a UsageError if there is no such target, or its parameter is wrong, and a BackendError if the target's
+    package is missing or has an unsupported version, or no runtime is suitable.
     """
     return next(_candidates(target))
 

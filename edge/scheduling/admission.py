@@ -5,23 +5,18 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from edge.errors import InvalidRequest, Overloaded, Raw
+from edge.scheduling.continuous import ContinuousRun
 from edge.scheduling.job import Job
 from edge.scheduling.latency import LatencyCorrection, LatencyEstimate, LatencyModel
 from edge.scheduling.queue import JobQueue
+from edge.scheduling.runs import Run
 from edge.scheduling.tier_executor import TAIL_DEVIATIONS
 
 #: The least time from the end of a run to the client: the hop to the transport, encoding, and the network.
 _LEAST_RETURN_SECONDS = 0.001
-
-
-class Running(Protocol):
-    """What a worker computes now."""
-
-    def wait_seconds(self, job: Job, now: float) -> float:
-        """Predict how long a job waits for it, on the safe side."""
 
 
 class Admission:
@@ -33,11 +28,9 @@ class Admission:
     def __init__(self, queue: JobQueue, instances: int, by_deadline: bool) -> None:
         self.correction = LatencyCorrection()
         self.returns = LatencyModel()  # from the end of a run to the transport
-        self._queue = queue
-        self._instances = instances
-        self._by_deadline = by_deadline
+        self._queue, self._instances, self._by_deadline = queue, instances, by_deadline
 
-    def check(self, job: Job, now: float, full: str | None, runs: Callable[[], Iterable[Running]]) -> None:
+    def check(self, job: Job, now: float, full: str | None, runs: Callable[[], Iterable[Run | ContinuousRun]]) -> None:
         """Record the latency estimate of a job; raise Overloaded if the queue has no room for it or it would be late.
 
         ``full`` is the result of :meth:`JobQueue.full`; ``runs`` returns the current runs that the job waits for.
@@ -68,17 +61,19 @@ class Admission:
             retry_after_ms=max(math.ceil(seconds * 1e3), 1),
         )
 
-    def finish_seconds(self, job: Job, now: float, runs: Iterable[Running], *, first: bool = False) -> float:
+    def finish_seconds(
+        self, job: Job, now: float, runs: Iterable[Run | ContinuousRun], *, first: bool = False
+    ) -> float:
         """Predict the seconds until a job is answered that joins the queue now, or until it has a ``first`` answer.
 
         Unknown run times count as 0.
         """
-        seconds, own = self._queue.seconds_until_done(job)
+        seconds, run_seconds = self._queue.seconds_until_done(job)
         for run in runs:
             seconds += run.wait_seconds(job, now)
         if first:
-            own = min(own, job.executor.first_seconds(job.rows, job.size))
-        waiting = (seconds / self._instances + own) * self.correction.factor(now)
+            run_seconds = min(run_seconds, job.executor.first_seconds(job.rows, job.size))
+        waiting = (seconds / self._instances + run_seconds) * self.correction.factor(now)
         return waiting + job.executor.max_delay_seconds + self.return_seconds
 
     @property
@@ -126,6 +121,5 @@ class Reservation(NamedTuple):
     size_bytes: int
 
     def give_back(self) -> None:
-        """Give the bytes back."""
         with self.budget.lock:
             self.budget.reserved_bytes -= self.size_bytes

@@ -43,7 +43,7 @@ class Buckets:
 
     def __init__(self, longest: int, most_rows: int = 0, latency: LatencyModel | None = None) -> None:
         self._longest, self._most_rows, self._latency = longest, most_rows, latency
-        self._found: dict[tuple[int, int], tuple[int, int]] = {}
+        self._shapes: dict[tuple[int, int], tuple[int, int]] = {}
         self._runs = 0
         self.pads_rows = bool(most_rows > 1 and latency)
 
@@ -54,15 +54,15 @@ class Buckets:
         width = min(next_length(tokens), self._longest) if self._longest else tokens
         self._runs += 1
         if self._runs % _REVIEWED_RUNS == 0:
-            self._found.clear()
+            self._shapes.clear()
             return rows, width
-        found = self._found.get((rows, width))
-        if found is None:
+        shape = self._shapes.get((rows, width))
+        if shape is None:
             more = self._more(rows, width)
             longer = self._longer(more, width) if self._longest else width
-            found = more, longer if self._costs_little(rows * width, more * longer) else width
-            self._found[rows, width] = found
-        return found
+            shape = more, longer if self._costs_little(rows * width, more * longer) else width
+            self._shapes[rows, width] = shape
+        return shape
 
     def _longer(self, rows: int, width: int) -> int:
         ends = [width]

@@ -39,7 +39,6 @@ class ContinuousRun:
 
     @property
     def jobs(self) -> list[Job]:
-        """The jobs in progress."""
         return [job for batch in self._batches for job in batch.jobs]
 
     @property
@@ -48,7 +47,6 @@ class ContinuousRun:
         return max(self.executor.max_rows, 1) - sum(batch.session.rows for batch in self._batches)
 
     def wait_seconds(self, job: Job, now: float) -> float:
-        """Predict how long a job waits for it: until there is room for its rows, and at least for a step."""
         step, every = self.executor.call_seconds(self._batch.size), self._program.loops_per_step
         if job.executor is not self.executor or job.rows <= self.room:
             return step
@@ -59,7 +57,6 @@ class ContinuousRun:
         return step * max(left / max(self.executor.max_rows, 1) / every, 1.0)
 
     def admit(self, jobs: Sequence[Job]) -> list[Job]:
-        """Add jobs to the session."""
         now = time.monotonic()
         ended = [job for job in jobs if job.leaves(now)]
         staying = [job for job in jobs if job not in ended]
@@ -120,7 +117,7 @@ class ContinuousRun:
             return [*jobs]
         log.warning("%d requests to %s could not join together; each is tried alone", len(jobs), self.executor.model)
         now = time.monotonic()
-        return [one for job in jobs for one in ([job] if job.leaves(now) else self._add([job], batch))]
+        return [ended for job in jobs for ended in ([job] if job.leaves(now) else self._add([job], batch))]
 
     def _step(self, batch: _Batch, now: float) -> list[Job]:
         rows, size, first = batch.session.rows, batch.size, next(iter(batch.jobs))
@@ -136,7 +133,7 @@ class ContinuousRun:
         now_ns = time.perf_counter_ns()
         self._learn(size, now_ns - begun_ns)
         if first.statistics:  # each request counts once, at its end
-            tier, requests = self.executor.tier, sum(not one.error for one in finished)
+            tier, requests = self.executor.tier, sum(not job.error for job in finished)
             first.statistics.executed(rows, now_ns - begun_ns, tier=tier, requests=requests, size=size)
         if finished:
             self._learn_timed()
@@ -283,7 +280,6 @@ class _Batch:
 
     @property
     def size(self) -> int:
-        """The elements of a step."""
         rows = self.session.rows
         return self._executor.call_size(rows, rows * self._row_size)
 
@@ -294,7 +290,9 @@ class _Batch:
         if len(jobs) > 1 or assembler.pads_alone:
             together = assembler.join(inputs)  # all padded to one length
             size, inputs = assembler.size(together), list(split(together, [job.rows for job in jobs]))
-        joining = [Joining(job, own, job.options, job.handed_out) for job, own in zip(jobs, inputs, strict=True)]
+        joining = [
+            Joining(job, request, job.options, job.handed_out) for job, request in zip(jobs, inputs, strict=True)
+        ]
         finished = self.session.add(joining)
         joined = _Joined(self.steps, begun_ns, time.perf_counter_ns())
         for job in jobs:

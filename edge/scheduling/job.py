@@ -57,7 +57,6 @@ class UseCount:
             return True
 
     def give_back(self) -> None:
-        """Stop being a user."""
         with self._lock:
             self.users -= 1
             unused = self._ended and not self.users

@@ -68,8 +68,7 @@ class JobQueue:
     """The waiting requests of a server, the bytes of their tensors, and the maxima of both since the start."""
 
     def __init__(self, max_jobs: int, max_bytes: int) -> None:
-        self.max_jobs = max_jobs
-        self.max_bytes = max_bytes
+        self.max_jobs, self.max_bytes = max_jobs, max_bytes
         self.size_bytes = 0
         self.peak_jobs = 0
         self.peak_bytes = 0
@@ -144,7 +143,6 @@ class JobQueue:
         return min((group.ready_at() for group in self._groups.values()), default=None)
 
     def take_expired(self, now: float) -> list[Job]:
-        """Remove and return the jobs whose deadline has passed."""
         late = [job for job in self._jobs if job.deadline is not None and job.deadline <= now]
         for job in late:
             self.remove(job)
@@ -163,8 +161,8 @@ class JobQueue:
                 ahead = group.ahead(job.priority)
             else:
                 before += group.executor.seconds(*group.ahead(job.priority))
-        unshared, own = job.executor.seconds_before_and_of(job.rows, job.size, job.options, ahead)
-        return before + unshared, own
+        unshared, run_seconds = job.executor.seconds_before_and_of(job.rows, job.size, job.options, ahead)
+        return before + unshared, run_seconds
 
     def _remove(self, key: Hashable, jobs: list[Job]) -> None:
         group = self._groups[key]

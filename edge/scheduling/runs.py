@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from edge.errors import ModelNotReady, Raw
 from edge.programs.program import Computed, Options
-from edge.runtimes.device_errors import fatal
+from edge.runtimes.cuda import fatal
 from edge.scheduling.batching import nonfinite, split
 from edge.scheduling.job import Job, JobResult
 from edge.scheduling.tier_executor import TierExecutor
@@ -30,7 +30,6 @@ class Run(NamedTuple):
 
     @classmethod
     def of(cls, jobs: Sequence[Job], begun: float) -> Run:
-        """Return the run of some jobs."""
         rows, size = sum(job.rows for job in jobs), sum(job.size for job in jobs)
         return cls(begun, jobs[0].executor, size, jobs[0].options, rows)
 
@@ -40,7 +39,6 @@ class Run(NamedTuple):
         return (executor.join_seconds if self.joins else executor.call_seconds)(self.size, deviations)
 
     def wait_seconds(self, job: Job, now: float) -> float:
-        """Predict how long a job waits for it, on the safe side."""
         return max(self.begun + self.executor.run_seconds(self.size, self.options, self.rows) - now, 0.0)
 
 
@@ -181,8 +179,8 @@ class Runs:
             job.timings.compute_input_ns += flight.joined_ns - flight.begun_ns
             job.timings.compute_infer_ns = infer_ns
             job.timings.compute_output_ns = split_ns
-            own = nonfinite({name: part[name] for name in bad}) if bad else ()
-            job.finish(JobResult(part, fact, own), computed_ns, total)
+            faults = nonfinite({name: part[name] for name in bad}) if bad else ()
+            job.finish(JobResult(part, fact, faults), computed_ns, total)
         seconds = (computed_ns - begun_ns) / 1e9
         self._samples[worker].append(partial(executor.latency.observe, flight.size, seconds, computed.repeats))
         if jobs[0].statistics:

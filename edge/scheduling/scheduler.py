@@ -16,7 +16,7 @@ from queue import Empty
 from types import MappingProxyType
 from typing import TypeVar
 
-from edge.scheduling.admission import Admission, Running
+from edge.scheduling.admission import Admission
 from edge.scheduling.continuous import ContinuousRun, Worker
 from edge.scheduling.job import Job, deliver, expired
 from edge.scheduling.queue import JobQueue
@@ -180,10 +180,10 @@ class Scheduler:
             return False
         return not executor.max_delay_seconds or len(self._idle) == self.instances
 
-    def _current_runs(self) -> list[Running]:
+    def _current_runs(self) -> list[Run | ContinuousRun]:
         if self._idle:
             return []
-        runs: list[Running] = []
+        runs: list[Run | ContinuousRun] = []
         for worker in self._workers:
             continuous, run = worker.continuous, worker.run  # the worker replaces them at any time
             runs += continuous

@@ -105,7 +105,6 @@ class TierExecutor:
         self.latency.observe(self.assembler.size(inputs), time.perf_counter() - begun, computed.repeats)
 
     def is_brief(self, size: int, now: float) -> bool:
-        """Return whether the submitting thread may compute a run; see :meth:`LatencyModel.is_brief`."""
         return self.latency.is_brief(size, now)
 
     def repeats(self, options: Options) -> float:
@@ -171,7 +170,6 @@ class LoopExecutor(TierExecutor):
         self.loops = LoopEstimate()
 
     def measure(self, inputs: Mapping[str, Array]) -> None:
-        """Compute a request alone, and learn from it; raise as :meth:`Program.compute`."""
         size, begun = self.assembler.size(inputs), time.perf_counter()
         session = self.program.session(self.options)
         ended = session.add([Joining(None, inputs, self.options)])
@@ -190,7 +188,6 @@ class LoopExecutor(TierExecutor):
         self.learn(self.options, finished.computed.repeats)
 
     def is_brief(self, size: int, now: float) -> bool:
-        """Return False: the event loop computes no steps."""
         return False
 
     def learn(self, options: Options, loops: float) -> None:
@@ -199,7 +196,6 @@ class LoopExecutor(TierExecutor):
         self.loops.observe(options.limits or self.program.limits, loops)
 
     def repeats(self, options: Options, deviations: float = _WAITING_DEVIATIONS) -> float:
-        """Predict how often the step is repeated for a request."""
         return self.loops.loops(options.limits or self.program.limits, deviations)
 
     def most_repeats(self, options: Options) -> int:
@@ -212,24 +208,19 @@ class LoopExecutor(TierExecutor):
         return expected - done if done < expected else min(done, most - done)
 
     def call_seconds(self, size: int, deviations: float = TAIL_DEVIATIONS) -> float:
-        """Predict one step."""
         return (self.latency.step_seconds(size, deviations) or 0.0) * self.program.loops_per_step
 
     def join_seconds(self, size: int, deviations: float = TAIL_DEVIATIONS) -> float:
-        """Predict the run in which inputs join."""
         return self.joins.step_seconds(size, deviations) or 0.0
 
     def first_seconds(self, rows: int, size: int) -> float:
-        """Predict the time until a request has joined and has its first loop or token."""
         return self.join_seconds(size) + self.call_seconds(self.call_size(rows, size))
 
     def run_seconds(self, size: int, options: Options | None = None, rows: int = 1, *, beside: int = 0) -> float:
-        """Predict joining and all steps of a request; see :meth:`TierExecutor.run_seconds`."""
         step = self.latency.step_seconds(self.call_size(rows + beside, size / rows * (rows + beside)), TAIL_DEVIATIONS)
         return self.join_seconds(size) + (step or 0.0) * self.repeats(options or self.options, TAIL_DEVIATIONS)
 
     def seconds(self, jobs: int, rows: int, size: int, loops: float = 0.0) -> float:
-        """Predict the joining and the steps of waiting requests; see :meth:`TierExecutor.seconds`."""
         if not jobs:
             return 0.0
         limit = max(self.max_rows, 1)
@@ -252,7 +243,6 @@ class TextExecutor(LoopExecutor):
         self.tokens = LatencyModel()  # of texts by ``max_tokens``, instead of seconds by size
 
     def learn(self, options: Options, loops: float) -> None:
-        """Learn how many tokens the text of a request has."""
         self.latency.observe_repeats(loops - 1)
         self.tokens.observe_step(self.most_repeats(options) + 1, loops)
 
@@ -262,15 +252,12 @@ class TextExecutor(LoopExecutor):
         return min(self.tokens.step_seconds(most, deviations) or math.inf, most) - 1
 
     def most_repeats(self, options: Options) -> int:
-        """Return the most tokens after the first one."""
         return (options.sampling or self.program.sampling).max_tokens - 1
 
     def call_size(self, rows: int, size: float) -> int:
-        """Return the rows; see :meth:`TierExecutor.call_size`."""
         return rows
 
     def first_seconds(self, rows: int, size: int) -> float:
-        """Predict the time until a request has joined, and so its first token."""
         return self.join_seconds(size)
 
 

@@ -6,18 +6,50 @@ A tier that another one beats in both time and accuracy is chosen by name alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from edge.bundles.accuracy import Accuracies, is_as_accurate
+from edge.bundles.manifest import Measure
 from edge.errors import InvalidRequest
 from edge.programs.program import AUTO
 from edge.scheduling.tier_executor import TierExecutor
 
+#: Metrics of which more is better. Others do not compare tiers.
+_MORE_IS_BETTER: Final = frozenset(
+    ("accuracy", "agreement", "cosine", "exact_match", "f1", "macro_f1", "matthews", "pearson", "spearman")
+)
+_SPLIT: Final = re.compile(r"(?P<data>.+), tier (?P<tier>[^\s,]+)(?: on (?P<runtime>[^\s,]+))?")
+
+#: Values of a tier, more of which is better, by metric, data and number of items.
+Accuracies = Mapping[tuple[str, str, int], float]
 #: A tier must be predicted to use at most this part of the time, because a late answer is worth nothing.
 _ROOM = 0.75
 PINNED, ROUTER, DEADLINE, LOAD = POLICIES = ("pinned", "router", "deadline", "load")
+
+
+def accuracies(measures: Iterable[Measure], runtimes: Mapping[str, str]) -> dict[str, Accuracies]:
+    """Return what is known of each tier.
+
+    A measure is of the tier that its split ends with: ``DATA, tier NAME``, or ``DATA, tier NAME on RUNTIME`` if it is
+    of the file for this runtime alone. ``runtimes`` are those of the files that compute, by tier.
+    """
+    by_tier: dict[str, dict[tuple[str, str, int], float]] = {tier: {} for tier in runtimes}
+    for measure in measures:
+        split = _SPLIT.fullmatch(measure.split)
+        if not split or measure.metric not in _MORE_IS_BETTER:
+            continue
+        tier, runtime = split["tier"], split["runtime"]
+        if tier in by_tier and runtime in (None, runtimes[tier]):
+            by_tier[tier][measure.metric, split["data"], measure.n] = measure.value
+    return {**by_tier}
+
+
+def is_as_accurate(candidate: Accuracies, reference: Accuracies) -> bool:
+    """Return whether a tier is known to be at least as accurate as another one, by all measures that both have."""
+    common = candidate.keys() & reference.keys()
+    return bool(common) and all(candidate[key] >= reference[key] for key in common)
 
 
 class Choice(NamedTuple):
@@ -108,15 +140,14 @@ class TierSelector:
         policy: str,
         known: Mapping[str, Accuracies] = MappingProxyType({}),
     ) -> None:
-        self._model = model
-        self._executors = executors
+        self._model, self._executors = model, executors
         self._full = next(iter(executors.values()))
         #: The tiers that are known to be as accurate as a tier.
         self._rivals = {
             executors[tier]: [
-                executors[other] for other in known if other != tier and is_as_accurate(known[other], own)
+                executors[other] for other in known if other != tier and is_as_accurate(known[other], accuracy)
             ]
-            for tier, own in known.items()
+            for tier, accuracy in known.items()
         }
         self._load = LoadLevel()
         self.policy = PINNED if policy == ROUTER and AUTO not in executors else policy

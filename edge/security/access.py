@@ -110,8 +110,7 @@ class Hosts:
     def check(self, host: str | None) -> None:
         """Check the header ``Host`` of a request; a browser always sends one.
 
-        Raises:
-            PermissionDenied: anyone might have registered the name.
+        Raise a PermissionDenied if anyone might have registered the name.
         """
         name = (host or "").strip().lower()
         name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0].rstrip(".")

@@ -57,9 +57,7 @@ class RateLimit:
         self, rate: Rate, *, clock: Callable[[], float] = time.monotonic, max_buckets: int = MAX_BUCKETS
     ) -> None:
         self.refused = 0
-        self._rate = rate
-        self._clock = clock
-        self._max_buckets = max_buckets
+        self._rate, self._clock, self._max_buckets = rate, clock, max_buckets
         # When each bucket is full again, in requests: seconds times the rate. The least recently used comes first, and
         # None is the shared bucket.
         self._full_at: dict[str | None, float] = {}

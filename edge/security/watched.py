@@ -25,8 +25,7 @@ _LOG = "See the server's log."
 def read_limited(subject: str, path: Path, max_bytes: int, fix: str) -> tuple[bytes | None, os.stat_result]:
     """Return the contents and status of a file; no contents if it is not regular or larger than ``max_bytes``.
 
-    Raises:
-        UsageError: the file, ``subject``, cannot be opened.
+    Raise a UsageError if the file, ``subject``, cannot be opened.
     """
     try:
         # Without O_NONBLOCK, opening a pipe would wait for a writer.
@@ -55,8 +54,7 @@ class Watched(Generic[T]):
     def __init__(self, subject: str, paths: Sequence[Path], read: Callable[[], T], check_seconds: float) -> None:
         self._subject = subject
         self._paths = tuple(paths)
-        self._read = read
-        self._check_seconds = check_seconds
+        self._read, self._check_seconds = read, check_seconds
         self._lock = threading.Lock()
         self._problem = ""
         self._again_at = 0.0

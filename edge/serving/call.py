@@ -50,14 +50,7 @@ class Arrival(NamedTuple):
 
 
 class Call(Job):
-    """A job of the scheduler that answers a client.
-
-    Attributes:
-        over: whether it was answered or cancelled.
-        end: how a request to an iterative program ended.
-        tier_reason: why the scheduler chose the tier.
-        timer: for the server's time limit; None where the client's deadline comes first.
-    """
+    """A job of the scheduler that answers a client."""
 
     __slots__ = ("arrival", "end", "form", "over", "regions", "tier_reason", "timer")
 
@@ -90,9 +83,11 @@ class Call(Job):
             shapes=form.shapes,
         )
         self.form, self.arrival, self.regions = form, arrival, regions
-        self.tier_reason, self.over = PINNED, False
+        self.tier_reason = PINNED  # why the scheduler chose the tier
+        self.over = False  # whether it was answered or cancelled
+        # For the server's time limit; None where the client's deadline comes first.
         self.timer: asyncio.TimerHandle | None = None
-        self.end: End | None = None
+        self.end: End | None = None  # how a request to an iterative program ended
 
     def check_stream(self) -> None:
         """Raise an InvalidRequest if it cannot have the partial answers that it asks for."""
@@ -115,7 +110,6 @@ class Call(Job):
         return ",".join([name for name in reversed(self.form.model.tiers) if name in names])
 
     def end_of(self, answer: JobResult) -> End:
-        """Return how the rows of a loop or a text ended."""
         facts, tier = answer.facts, self.executor.tier
         stopped = facts[STOPPED].tolist()
         reason = next(reason for reason in _REASONS if reason in stopped)
@@ -198,9 +192,9 @@ def largest_classes(values: Array, count: int, labels: Sequence[str], rows: int)
     order = np.argsort(-table.astype(np.float64), axis=1, kind="stable")[:, :count]
     form = "%f" if table.dtype.kind == "f" else "%d"
     texts = np.empty(order.shape, np.object_)
-    for place, index in np.ndenumerate(order):
+    for cell, index in np.ndenumerate(order):
         label = f":{labels[index]}" if labels else ""
-        texts[place] = f"{form % table[place[0], index]}:{index}{label}".encode()
+        texts[cell] = f"{form % table[cell[0], index]}:{index}{label}".encode()
     return texts if rows else texts[0]
 
 
@@ -233,7 +227,6 @@ class MessageEncoder(Encoder):
         self._stream = stream
 
     def encode(self, response: InferResponse) -> Any:
-        """Return the message."""
         if self._stream:
             message = pb.ModelStreamInferResponse()
             _fill(message.infer_response, response)

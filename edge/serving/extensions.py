@@ -45,18 +45,14 @@ class Extensions:
         allow_log_settings: bool = False,
         traces: Traces | None = None,
     ) -> None:
-        self._repository = repository
-        self._control = control
-        self._shared_memory = shared_memory
-        self._logs = logs
-        self._allow_log_settings = allow_log_settings
+        self._repository, self._control, self._shared_memory = repository, control, shared_memory
+        self._logs, self._allow_log_settings = logs, allow_log_settings
         self._trace_settings = dict(_NOT_TRACED)
         if traces:
             rate = round(1 / traces.ratio) if traces.ratio else 0
             self._trace_settings |= {**_TRACED, "trace_rate": (str(rate),)}
 
     async def list_unloaded(self, repository_name: str = "") -> None:
-        """Update the list of models that clients can load."""
         _check_repository(repository_name)
         await self._control.list_unloaded()
 
@@ -97,7 +93,6 @@ class Extensions:
     def register_shared_memory(
         self, request: pb.SystemSharedMemoryRegisterRequest
     ) -> pb.SystemSharedMemoryRegisterResponse:
-        """Register a region."""
         self._allowed().register(request.name, request.key, request.offset, request.byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
@@ -109,7 +104,6 @@ class Extensions:
         return pb.SystemSharedMemoryUnregisterResponse()
 
     def refuse_cuda_shared_memory(self) -> NoReturn:
-        """Raise Unsupported for a region in GPU memory."""
         expected = "system shared memory: a Jetson, where CPU and GPU share theirs, has no CUDA IPC"
         fix = "Register a POSIX shared memory object with SystemSharedMemoryRegister."
         raise Unsupported("shared memory", given=Raw("a CUDA IPC handle"), expected=expected, fix=fix)

@@ -19,7 +19,7 @@ from edge.repository.repository import Repository
 from edge.scheduling.batching import byte_size, within
 from edge.scheduling.job import UseCount
 from edge.serving.parameters import Parameters, parse, with_logprobs
-from edge.serving.request import InferRequest, request_of
+from edge.serving.request import UncheckedRequest, request_of
 from edge.serving.shared_memory import SharedMemory, TensorRegion, is_shared, tensor_region
 from edge.serving.wire import Sent, requested_classes, requested_outputs, sent_inputs
 
@@ -135,7 +135,7 @@ class Forms:
 
     def check(
         self,
-        message: pb.ModelInferRequest | InferRequest,
+        message: pb.ModelInferRequest | UncheckedRequest,
         contents: Sequence[bytes],
         key: bytes,
         entry: Entry,
@@ -148,7 +148,7 @@ class Forms:
         """
         if draft := self._declared_before(contents, key, model):
             return draft
-        request = message if isinstance(message, InferRequest) else request_of(message)
+        request = message if isinstance(message, UncheckedRequest) else request_of(message)
         parameters = parse(request.parameters)
         names = requested_outputs(request.outputs, model.outputs, model.on_request)
         names, text = with_logprobs(names, parameters.text, model.by_token)
@@ -214,12 +214,12 @@ def take(model: Model) -> None:
         raise ModelNotReady(f"model {model.name!r}", given="UNLOADING", expected="READY", fix=fix)
 
 
-def take_apart(request: pb.ModelInferRequest | InferRequest) -> tuple[Sequence[bytes], bytes]:
+def take_apart(request: pb.ModelInferRequest | UncheckedRequest) -> tuple[Sequence[bytes], bytes]:
     """Remove id and raw contents from a message; return the contents and the serialized rest, the key of its form.
 
     Serializing costs a few microseconds. The key is empty without raw contents: then the rest holds values.
     """
-    if isinstance(request, InferRequest):
+    if isinstance(request, UncheckedRequest):
         return request.contents, request.key
     contents = list(request.raw_input_contents)
     request.ClearField("raw_input_contents")

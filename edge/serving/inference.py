@@ -30,7 +30,7 @@ from edge.security.rate import RateLimit
 from edge.serving.call import MESSAGE, Arrival, Call, Encoder, ResponseBuilder, outcome_of
 from edge.serving.forms import Draft, Form, Forms, Prepared, take, take_apart
 from edge.serving.parameters import TIER, TIER_REASON
-from edge.serving.request import MOST_NAME_CHARS, InferRequest, check_names
+from edge.serving.request import MOST_NAME_CHARS, UncheckedRequest, check_names
 from edge.serving.shared_memory import SharedMemory, TensorRegion
 from edge.serving.threads import Threads
 from edge.serving.traces import CARRIER, Traces
@@ -50,10 +50,6 @@ class InferenceService:
     Args:
         default_timeout_seconds: the limit for requests without a deadline.
         shared_memory, cache: the regions, and the memory for keys and values; None allows none, or sets no limit.
-
-    Attributes:
-        limited, traced: whether transports must name callers, and pass their trace context.
-        threads: for what takes milliseconds, here and in transports.
     """
 
     def __init__(
@@ -69,13 +65,13 @@ class InferenceService:
     ) -> None:
         self._repository, self._scheduler = repository, scheduler
         self._default_timeout = default_timeout_seconds
-        self._limit, self.limited = limit, limit is not None
-        self._traces, self.traced = traces, traces is not None
+        self._limit, self.limited = limit, limit is not None  # transports must name callers
+        self._traces, self.traced = traces, traces is not None  # transports must pass the callers' trace context
         self._cache = cache
         self._forms = Forms(repository, shared_memory)
         self._responses = ResponseBuilder()
         self._loop = asyncio.get_running_loop()
-        self.threads = Threads(scheduler.queue)
+        self.threads = Threads(scheduler.queue)  # for what takes milliseconds, here and in transports
         # One object each, so that the jobs of a run are delivered together.
         self._deliver, self._publish = self._accept_ended, self._accept_partial
         self._ended: deque[Call] = deque()
@@ -83,7 +79,7 @@ class InferenceService:
         self._waking = False
 
     async def infer(
-        self, request: pb.ModelInferRequest | InferRequest, deadline: float | None, encoder: Encoder = MESSAGE
+        self, request: pb.ModelInferRequest | UncheckedRequest, deadline: float | None, encoder: Encoder = MESSAGE
     ) -> Any:
         """Return the encoded response to :meth:`start`, or raise its error. Cancelling this cancels the request."""
         about = About(request.model_name[:MOST_NAME_CHARS], request.id[:MOST_NAME_CHARS])
@@ -92,7 +88,7 @@ class InferenceService:
 
     def start(
         self,
-        request: pb.ModelInferRequest | InferRequest,
+        request: pb.ModelInferRequest | UncheckedRequest,
         deadline: float | None,
         reply: Callable[[Any], None],
         encoder: Encoder = MESSAGE,
@@ -150,7 +146,7 @@ class InferenceService:
         return arrival.encoder.encode(response)
 
     def _call(
-        self, request: pb.ModelInferRequest | InferRequest, deadline: float | None, arrival: Arrival
+        self, request: pb.ModelInferRequest | UncheckedRequest, deadline: float | None, arrival: Arrival
     ) -> tuple[Call, float | None, Draft | None]:
         """Return the call of a request that passes all checks; count one that does not.
 
@@ -174,7 +170,7 @@ class InferenceService:
         return call, limit, draft
 
     def _checked(
-        self, request: pb.ModelInferRequest | InferRequest, contents: Sequence[bytes], key: bytes, arrival: Arrival
+        self, request: pb.ModelInferRequest | UncheckedRequest, contents: Sequence[bytes], key: bytes, arrival: Arrival
     ) -> tuple[Draft, Form, Mapping[str, Array]]:
         """Check a request, and its values unless that is slow, and take its uses; count one that does not pass."""
         entry, model = self._repository.ready(request.model_name, request.model_version)

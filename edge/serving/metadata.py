@@ -55,9 +55,7 @@ class Metadata:
         default_timeout_seconds: float | None = None,
         extensions: tuple[str, ...] = (),
     ) -> None:
-        self._repository = repository
-        self._scheduler = scheduler
-        self._health = health
+        self._repository, self._scheduler, self._health = repository, scheduler, health
         self._default_timeout = default_timeout_seconds
         self._extensions = (*EXTENSIONS, *extensions)
         self.server_ready = health.server_ready
@@ -73,7 +71,6 @@ class Metadata:
         return self._health.accepting and self._health.state(entry)[0] == "READY"
 
     def server_metadata(self) -> pb.ServerMetadataResponse:
-        """Return the server's name, version and protocol extensions."""
         return pb.ServerMetadataResponse(name="fewheads", version=__version__, extensions=self._extensions)
 
     def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
@@ -127,23 +124,23 @@ class Metadata:
         """Return the counters of one version, of all versions of a model, or of all models."""
         entries = list(self._repository)
         if request.name:
-            found = self._repository.find(request.name, request.version)
-            entries = [found] if request.version else [entry for entry in entries if entry.name == request.name]
+            entry = self._repository.find(request.name, request.version)
+            entries = [entry] if request.version else [entry for entry in entries if entry.name == request.name]
         return pb.ModelStatisticsResponse(model_stats=[_statistics(entry) for entry in entries if entry.version])
 
     def text_model(self, name: str) -> TextModel:
         """Return a model that generates text; raise a NotFound if it generates none."""
         _, model = self._repository.ready(name, "")
-        if found := _text_model(model):
-            return found
-        known = ", ".join(one.model.name for one in self.text_models()) or "none at all"
+        if text_model := _text_model(model):
+            return text_model
+        known = ", ".join(text_model.model.name for text_model in self.text_models()) or "none at all"
         given, fix = Raw("a model that generates no text"), "GET /v1/models lists those that do."
         raise NotFound(f"model {name!r}", given=given, expected=f"one of: {known}", fix=fix)
 
     def text_models(self) -> list[TextModel]:
         """Return the models that generate text and are ready, each in its highest version."""
         models = {entry.name: entry.model for entry in self._repository if entry.model}
-        return [found for model in models.values() if (found := _text_model(model))]
+        return [text_model for model in models.values() if (text_model := _text_model(model))]
 
     def repository_index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
         """Return the state of every bundle, or only of the ready ones, with the reason if it is not ready."""

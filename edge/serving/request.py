@@ -52,7 +52,7 @@ class RequestedOutput(NamedTuple):
     parameters: Values
 
 
-class InferRequest(NamedTuple):
+class UncheckedRequest(NamedTuple):
     """A request to infer. It is not validated; ``inputs`` can be read once.
 
     If all inputs are raw, they may be in ``contents`` alone; ``key`` then holds everything else but the id.
@@ -68,9 +68,9 @@ class InferRequest(NamedTuple):
     key: bytes = b""
 
 
-def request_of(message: pb.ModelInferRequest) -> InferRequest:
+def request_of(message: pb.ModelInferRequest) -> UncheckedRequest:
     """Return the request in a message; raise an InvalidRequest for too many parameters."""
-    return InferRequest(
+    return UncheckedRequest(
         message.model_name,
         message.model_version,
         message.id,

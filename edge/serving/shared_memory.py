@@ -60,14 +60,12 @@ class TensorRegion:
     subject: str  # the tensor, in error messages
 
     def read(self) -> bytes:
-        """Return a copy of the tensor's bytes."""
         data = os.pread(self.region.file, self.byte_size, self.region.offset + self.offset)
         if len(data) < self.byte_size:
             raise self._shrunk(f"{len(data)} bytes in the object")
         return data
 
     def write(self, data: bytes) -> None:
-        """Write a tensor's bytes."""
         if len(data) > self.byte_size:
             given, expected = Raw(f"{self.byte_size} bytes"), f"at least {len(data)}"
             raise self._invalid(given, expected, "Give the output more room.")
@@ -93,9 +91,7 @@ class SharedMemory:
     """The regions that clients have registered. Only the event loop uses it. Its errors are RequestErrors."""
 
     def __init__(self, max_bytes: int, max_tensor_bytes: int, directory: Path = DIRECTORY) -> None:
-        self._max_bytes = max_bytes
-        self._max_tensor_bytes = max_tensor_bytes
-        self._directory = directory
+        self._max_bytes, self._max_tensor_bytes, self._directory = max_bytes, max_tensor_bytes, directory
         self._regions: dict[str, Region] = {}
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:

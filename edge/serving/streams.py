@@ -17,7 +17,7 @@ from edge.pb import inference_pb2 as pb
 from edge.protocol import FINAL_RESPONSE, STREAM_PARTIAL, STREAM_RETRY_AFTER_MS
 from edge.serving.call import Call, Encoder, InferResponse, MessageEncoder
 from edge.serving.inference import InferenceService
-from edge.serving.request import MOST_NAME_CHARS, InferRequest
+from edge.serving.request import MOST_NAME_CHARS, UncheckedRequest
 
 log = logging.getLogger(__name__)
 
@@ -80,8 +80,7 @@ class Streams:
     def __init__(self, service: InferenceService, draining: asyncio.Event) -> None:
         self.open = 0  # streams
         self.in_flight = 0  # their requests in progress
-        self._service = service
-        self._draining = draining
+        self._service, self._draining = service, draining
 
     async def answer(self, read: Read, write: WriteMessage, deadline: float | None) -> None:
         """Answer one stream. Cancelling this cancels all of its requests. ``deadline`` is in ``time.monotonic()``
@@ -98,7 +97,7 @@ class Streams:
         outbox = _Outbox(MessageEncoder(stream=True))
         await self._answer(self._read(read, deadline, outbox), write_message, outbox)
 
-    async def answer_all(self, requests: Iterable[InferRequest], write: WriteResponse) -> None:
+    async def answer_all(self, requests: Iterable[UncheckedRequest], write: WriteResponse) -> None:
         """Answer requests that belong together, as the answers come. Cancelling this cancels all of them.
 
         The first error is raised, and cancels the other requests. A shutdown does not stop this.
@@ -160,7 +159,7 @@ class Streams:
             draining.cancel()
             outbox.ready.put_nowait(None)
 
-    async def _begin_all(self, requests: Iterable[InferRequest], outbox: _Outbox) -> None:
+    async def _begin_all(self, requests: Iterable[UncheckedRequest], outbox: _Outbox) -> None:
         try:
             for request in requests:
                 await outbox.room.acquire()
@@ -172,7 +171,7 @@ class Streams:
 
     def _begin(
         self,
-        request: pb.ModelInferRequest | InferRequest,
+        request: pb.ModelInferRequest | UncheckedRequest,
         deadline: float | None,
         exchange: _StreamedRequest,
         outbox: _Outbox,

@@ -76,7 +76,6 @@ class ServerCollector(Collector):
         self._sources = sources
 
     def collect(self) -> Iterator[Family]:
-        """Yield every metric."""
         yield from families([self._model(entry) for entry in self._sources.repository if entry.version])
         for name, (text, read) in SERVER_METRICS.items():
             yield GaugeMetricFamily(name, text, read(self._sources))

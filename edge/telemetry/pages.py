@@ -104,7 +104,6 @@ class Pages:
         self._render = Renderer()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         status, headers, body = await self._answer(scope)
         fields = {**headers, **_HEADERS, "Content-Length": str(len(body))}
         pairs = [(name.lower().encode(), value.encode()) for name, value in fields.items()]

@@ -36,19 +36,15 @@ class ServedWork(NamedTuple):
     scheduler: Scheduler
 
     def running(self) -> bool:
-        """Return whether a run is in progress."""
         return any(run is not None for run in self.scheduler.runs.now)
 
     def run_count(self) -> int:
-        """Return a number that changes whenever a run ends."""
         return sum(entry.statistics.execution_count for entry in self.repository)
 
     def loading(self) -> bool:
-        """Return whether a model is loading."""
         return any(entry.state == "LOADING" for entry in self.repository)
 
     def runs(self) -> dict[ModelTier, TierRuns]:
-        """Return all runs since the start."""
         return {
             ModelTier(entry.name, entry.version, tier): runs
             for entry in self.repository

@@ -7,6 +7,7 @@ QuantizeLinear does, and multiplies what DequantizeLinear returns. Sums and roun
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 
 import msgspec
@@ -16,18 +17,16 @@ import torch
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from export.bundle.exportable import ExportedArtifact, OnRows
 from export.bundle.exported import int8_tier
-from export.bundle.tier_files import ExportedArtifact
 from export.data.tokens import Rows, sorted_batches
 from export.finetune.imported import ImportedTask
 from export.finetune.predictions import Predicted, Predictions, paired
 from export.finetune.task import Task
-from export.models.heads import Outputs, SpanClassifier
+from export.models.heads import Outputs
 from export.quantize.calibration import feeds_of
 
 _BATCH = 16
-#: Called with the file that is measured, the rows that are done, and all rows.
-OnRows = Callable[[str, int, int], None]
 
 
 def outputs_by_row(
@@ -47,9 +46,8 @@ def outputs_by_row(
         rows_at_once: whether rows may share a run: in dynamic INT8, they would share their scales.
         on_rows: called with the rows that are done, and all rows.
     """
-    runner = OnnxRuntimeRunner(data, subject=subject)
     found: dict[int, dict[str, Array]] = {}
-    try:
+    with closing(OnnxRuntimeRunner(data, subject=subject)) as runner:
         for indices in sorted_batches(rows.lengths, _BATCH if rows_at_once else 1):
             feeds = feeds_of(rows, indices)
             feeds["offsets"] = np.zeros((*feeds["inputs"].shape[:2], 2), np.int64)
@@ -58,23 +56,12 @@ def outputs_by_row(
             for place, row in enumerate(indices):
                 found[row] = {name: array[place] for name, array in outputs.items()}
             on_rows(len(found), len(rows.targets))
-    finally:
-        runner.close()
     return [found[row] for row in range(len(rows.targets))]
 
 
-def predict_file(
-    data: bytes,
-    rows: Rows,
-    *,
-    subject: str,
-    names: Mapping[str, str] | None = None,
-    rows_at_once: bool = True,
-    on_rows: Callable[[int, int], None] = lambda done, rows: None,
-) -> Predictions:
-    """Return the predictions of a classifier's file; arguments as :func:`outputs_by_row`."""
-    outputs = outputs_by_row(data, rows, subject=subject, names=names, rows_at_once=rows_at_once, on_rows=on_rows)
-    return _predictions(outputs, rows.targets)
+def predictions_of(outputs: Sequence[Mapping[str, Array]], targets: Array) -> Predictions:
+    """Return the predictions of a classifier from its outputs for each row."""
+    return Predictions(np.stack([logits for row in outputs for logits in row.values()]), targets)
 
 
 def int8_measures(
@@ -96,18 +83,12 @@ def int8_measures(
     """
 
     def predicted(one: ExportedArtifact, rows: Rows) -> Predicted:
-        artifact = one.artifact
-        outputs = outputs_by_row(
-            one.data,
-            rows,
-            subject=artifact.file,
-            names=names,
-            rows_at_once=(artifact.runtime, artifact.precision) != ("onnxruntime", "int8"),
-            on_rows=partial(on_rows, artifact.file),
-        )
+        file, at_once = one.artifact.file, (one.artifact.runtime, one.artifact.precision) != ("onnxruntime", "int8")
+        counted = partial(on_rows, file)
+        outputs = outputs_by_row(one.data, rows, subject=file, names=names, rows_at_once=at_once, on_rows=counted)
         if isinstance(task, ImportedTask):
             return task.compared(_without_padding(task, outputs, rows.lengths), rows.targets)
-        return _predictions(outputs, rows.targets)
+        return predictions_of(outputs, rows.targets)
 
     measures: list[Measure] = []
     for split, rows in splits.items():
@@ -134,18 +115,13 @@ def in_tier(measures: Iterable[Measure], tier: str) -> list[Measure]:
     return [msgspec.structs.replace(measure, split=f"{measure.split}, tier {tier}") for measure in measures]
 
 
-def _predictions(outputs: Sequence[Mapping[str, Array]], targets: Array) -> Predictions:
-    return Predictions(np.stack([logits for row in outputs for logits in row.values()]), targets)
-
-
 def _without_padding(task: ImportedTask, rows: Sequence[Mapping[str, Array]], lengths: Array) -> list[Outputs]:
     head = task.original
-    found: list[Outputs] = []
-    for row, length in zip(rows, lengths, strict=True):
-        end = length if head.by_token else None
-        tensors = [torch.from_numpy(row[name][:end]) for name in head.outputs]
-        found.append((tensors[0], tensors[1]) if isinstance(head, SpanClassifier) else tensors[0])
-    return found
+    ends = lengths if head.by_token else [None] * len(rows)
+    return [
+        head.joined([torch.from_numpy(row[name][:end]) for name in head.outputs])
+        for row, end in zip(rows, ends, strict=True)
+    ]
 
 
 def _difference(metric: str, split: str, found: Predictions, fp32: Predictions) -> Measure:

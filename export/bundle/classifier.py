@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace as replaced
 from torch import Tensor, nn
 
 from edge.bundles.image import ImagePreprocessor
-from edge.bundles.manifest import Manifest, Measure
-from edge.bundles.steps import ImagePreprocess, LabelPostprocess, Postprocess, ScorePostprocess, TokenLabelPostprocess
+from edge.bundles.manifest import Manifest, Measure, Tier
+from edge.bundles.steps import ImagePreprocess
 from edge.errors import Raw, UsageError
-from export.bundle.accuracy import OnRows, in_tier, int8_measures
+from export.bundle.accuracy import in_tier, int8_measures
 from export.bundle.clients import (
     GOLDEN_ROWS,
     MAX_BATCH_SIZE,
@@ -23,29 +24,28 @@ from export.bundle.clients import (
     specs_of,
     text_inputs,
 )
-from export.bundle.exportable import Contents
+from export.bundle.exportable import Contents, ExportedArtifact, File, OnRows
 from export.bundle.exported import RUNTIMES, int8_tier
-from export.bundle.tier_files import ExportedArtifact, export_tiers
+from export.bundle.tier_files import export_tier, files_of, tiers_of
 from export.data.examples import HOLDOUT, Examples, drawn, limited, split_holdout
 from export.data.images import ImageFolder, Images, ImageShape, image_step
 from export.data.unlabelled import MAX_TEXT_BYTES, read_image, read_pixels, sample_texts
-from export.finetune import answers_like_imported
+from export.finetune import IMPORTED
 from export.finetune.image_tasks import ImageTask
-from export.finetune.imported import MOST_HELD_OUT, check_alike
-from export.finetune.models import SCORE, Architecture, OpenedModel, open_model
-from export.finetune.predictions import read_predictions
+from export.finetune.imported import MOST_HELD_OUT, ImportedTask, check_alike
+from export.finetune.models import Architecture, OpenedModel, open_model
+from export.finetune.predictions import read_matching
+from export.finetune.questions import SQUAD, SquadQuestions, as_imported
 from export.finetune.run import task_of
 from export.finetune.text_tasks import SentenceTask
 from export.importing.image_processor import sample_images
-from export.importing.questions import as_imported
-from export.importing.questions import task_of as imported_task_of
-from export.models.heads import Head, SequenceClassifier, TokenClassifier
+from export.models.convert import golden_of
+from export.models.heads import Head, tensors_of
 from export.quantize.calibration import CALIBRATION_ROWS
 from export.quantize.training import trained_ranges
 from export.training.provenance import provenance
 
 _TEXTS = ("text", "text_pair")
-_LOGITS, _OFFSETS = "logits", "offsets"
 #: Rows of a run, of the golden set and to calibrate with, of imported models of images, which may be large.
 _MAX_IMAGES, _GOLDEN_IMAGES, _CALIBRATION_IMAGES = 8, 8, 64
 #: Class names in the description of a bundle, at most.
@@ -57,7 +57,7 @@ class _Run(NamedTuple):
     path: Path
     head: Head
     architecture: Architecture
-    found: OpenedModel
+    opened: OpenedModel
 
 
 class Classifiers(NamedTuple):
@@ -69,7 +69,6 @@ class Classifiers(NamedTuple):
         data: the data directory, of imported runs their texts or images; None takes some of ours, and measures nothing.
         tiers: a name for each run; each tier has a twin in INT8, ``<tier>-int8``.
         artifacts: of :data:`export.bundle.exported.RUNTIMES`.
-        on_rows: called while the files in INT8 are measured on the hold-out and dev; None measures none of them.
     """
 
     runs: Sequence[Path]
@@ -77,61 +76,54 @@ class Classifiers(NamedTuple):
     data: Path | None
     tiers: Sequence[str]
     artifacts: Sequence[str] = RUNTIMES
-    on_rows: OnRows | None = None
 
-    def contents(self) -> Contents:
+    def contents(self, on_rows: OnRows | None) -> Contents:
         """See :class:`export.bundle.exportable.Exportable`.
 
         Raises:
             UsageError: a run is no classifier, or the runs are of different tasks, classes, inputs or images.
             DataError: ``data`` cannot be read.
+            CheckpointError: ``data`` are others than those that a run was measured on.
         """
         opened = [_opened(tier, run) for tier, run in zip(self.tiers, self.runs, strict=True)]
         first = opened[0]
         source: _FineTuned | _Imported
-        if answers_like_imported(first.found.config):
+        if first.architecture.task in IMPORTED:
             source = _Imported(opened, self.data)
         else:
             assert self.data is not None, "only imported runs may have none"
             source = _FineTuned(opened, self.data)
         inputs, by_token = source.inputs, first.head.by_token
-        made = [
-            export_tiers(
-                _WithOffsets(run.head) if by_token else run.head,
-                inputs.golden,
-                inputs.calibration,
-                [*run.head.outputs, *([_OFFSETS] if by_token else [])],
-                raw=inputs.raw,
-                name=run.tier,
-                artifacts=self.artifacts,
-                trained=trained_ranges(run.found.int8) or None,
+        names = [*first.head.outputs, *(["offsets"] if by_token else [])]
+        tiers, measures = list[Tier](), list[Measure]()
+        files: dict[str, File] = {**inputs.files}
+        for run in opened:
+            model = _WithOffsets(run.head) if by_token else run.head
+            golden, golden_file = golden_of(model, inputs.golden, names), f"{run.tier}.golden.npz"
+            trained = trained_ranges(run.opened.int8) or None
+            exported = export_tier(
+                model, golden, inputs.calibration, name=run.tier, runtimes=self.artifacts, trained=trained
             )
-            for run in opened
-        ]
-        measures = [
-            measure
-            for run, tier in zip(opened, made, strict=True)
-            for measure in source.measures(run, tier.exported, self.on_rows)
-        ]
-        trainer = ", ".join(run.name for run in self.runs)
+            files |= {golden_file: replaced(golden, raw=inputs.raw), **files_of(exported)}
+            tiers += tiers_of(run.tier, exported, golden_file)
+            measures += source.measures(run, exported, on_rows)
         manifest = Manifest(
             name=self.name,
             version=1,
             description=source.description,
             inputs=specs_of(inputs.golden, by_token=not isinstance(inputs.step, ImagePreprocess)),
-            outputs=specs_of(made[0].golden.outputs, by_token=by_token),
+            outputs=specs_of(golden.outputs, by_token=by_token),
             max_batch_size=source.max_batch_size,
             profile=profiles_of(inputs, source.max_batch_size),
-            tiers=tuple(tier for one in made for tier in one.tiers),
+            tiers=tuple(tiers),
             golden=f"{first.tier}.golden.npz",
             files={},
-            provenance=provenance(trainer=trainer, data=source.task.origin, seed=None),
+            provenance=provenance(trainer=", ".join(run.name for run in self.runs), data=source.task.origin, seed=None),
             preprocess=inputs.step,
-            postprocess=_postprocess(first.head, source.labels),
+            postprocess=first.head.postprocess(source.labels),
             measures=tuple(measures),
         )
-        files = inputs.files | {name: data for one in made for name, data in one.files.items()}
-        return Contents(manifest, files, {name: value for one in made for name, value in one.differences.items()})
+        return Contents(manifest, files)
 
 
 class _FineTuned:
@@ -177,23 +169,15 @@ class _FineTuned:
 
         What a run that was trained for INT8 has recorded is of INT8, so its other file is measured, too.
         """
-        trained, task = bool(run.found.int8), self.task
-        recorded_of = run.found.metrics.measures if run.found.metrics else ()
+        trained, task = bool(run.opened.int8), self.task
+        recorded_of = run.opened.metrics.measures if run.opened.metrics else ()
         measures = in_tier(recorded_of, int8_tier(run.tier) if trained else run.tier)
         if on_rows is None:
             return measures
         length = run.architecture.max_length
         splits = task.prepare(self._data_dir, task.reader(run.path), max_length=length, limit=None).measured
-        recorded = {} if trained else {split: read_predictions(run.path, split) for split in splits}
-        for split, predictions in recorded.items():
-            number, found = len(predictions.targets), len(splits[split].targets)
-            if number != found:
-                subject, expected = (
-                    f"{split} of {task.name} in {self._data_dir}",
-                    f"{number} rows, as the run was measured on",
-                )
-                fix = "Give the --data-dir that the run was trained with, or --no-measure."
-                raise UsageError(subject, given=Raw(f"{found} rows"), expected=expected, fix=fix)
+        kept = {} if trained else splits
+        recorded = {split: read_matching(run.path, split, rows.targets) for split, rows in kept.items()}
         names = self.inputs.batch_names
         made = int8_measures(task, run.tier, exported, splits, names=names, on_rows=on_rows, recorded=recorded)
         return made if trained else [*measures, *made]
@@ -206,8 +190,10 @@ class _Imported:
         first = runs[0]
         for run in runs:
             fix = "Give an imported run first, and runs that were reduced from it; or runs on SQuAD alone."
-            check_alike(f"run {run.path}", run.found, first.architecture, first.path, fix)
-        self.task = task = imported_task_of(first.found)
+            check_alike(f"run {run.path}", run.opened, first.architecture, first.path, fix)
+        config = first.opened.config
+        is_squad = config is not None and config.arguments["task"] == SQUAD.name
+        self.task = task = (SquadQuestions if is_squad else ImportedTask)(first.architecture, first.head)
         self._data, self._first = data, first.path
         self.labels = labels = first.architecture.labels
         what = task.name.replace("-", " ")
@@ -241,7 +227,7 @@ class _Imported:
 
     def measures(self, run: _Run, exported: Sequence[ExportedArtifact], on_rows: OnRows | None) -> list[Measure]:
         """Return the recorded measures of a run, and if ``on_rows`` is given, the agreement of its files in INT8."""
-        measures, task = in_tier(run.found.metrics.measures if run.found.metrics else (), run.tier), self.task
+        measures, task = in_tier(run.opened.metrics.measures if run.opened.metrics else (), run.tier), self.task
         if self._data is not None and on_rows is not None:
             items = limited(split_holdout(task.items(self._data))[1], MOST_HELD_OUT)
             rows = task.answered(items, self._data, task.reader(self._first), task.description.max_length)
@@ -259,24 +245,20 @@ class _WithOffsets(nn.Module):
 
     def forward(self, inputs: Tensor, mask: Tensor, third: Tensor, fourth: Tensor | None = None) -> tuple[Tensor, ...]:
         segments, offsets = (None, third) if fourth is None else (third, fourth)
-        outputs = self.model(inputs, mask, segments)
-        return (*((outputs,) if isinstance(outputs, Tensor) else outputs), offsets.clone())
+        return (*tensors_of(self.model(inputs, mask, segments)), offsets.clone())
 
 
 def _opened(tier: str, run: Path) -> _Run:
-    found = open_model(run)
-    like_imported = answers_like_imported(found.config)
-    if like_imported:
-        found = as_imported(found)
+    found = as_imported(open_model(run))
     head, architecture = found.head, found.architecture
-    if architecture is None or head is None or not (like_imported or isinstance(head, SequenceClassifier)):
+    if architecture is None or head is None:
         fix = "Give runs of 'fewheads finetune' or 'fewheads reduce' on texts or images."
         raise UsageError(f"run {run}", given=Raw("no classifier"), expected="a classifier", fix=fix)
     return _Run(tier, run, head, architecture, found)
 
 
 def _one_task(runs: Sequence[_Run]) -> SentenceTask | ImageTask:
-    tasks = [task_of(run.found, run.path) for run in runs]
+    tasks = [task_of(run.opened, run.path) for run in runs]
     names, task = sorted({task.name for task in tasks}), tasks[0]
     if len(names) > 1 or not isinstance(task, SentenceTask | ImageTask):
         fix = "Export runs of one task; runs of another become a bundle of their own."
@@ -299,13 +281,3 @@ def _split(items: Examples, golden: int, calibration: int) -> tuple[tuple[tuple[
     first = limited(holdout if len(holdout.texts) >= golden else items, golden)
     # All items are held out together where they have the same first text.
     return first.texts, limited(train if train.texts else items, calibration).texts
-
-
-def _postprocess(head: Head, labels: tuple[str, ...]) -> Postprocess | None:
-    if isinstance(head, TokenClassifier):
-        return TokenLabelPostprocess(logits=_LOGITS, output="labels", labels=labels)
-    if not isinstance(head, SequenceClassifier):
-        return None
-    if head.regression:
-        return ScorePostprocess(logits=_LOGITS, output=SCORE)
-    return LabelPostprocess(logits=_LOGITS, output="label", labels=labels)

@@ -65,12 +65,7 @@ def text_inputs(
     max_text_bytes: int = MAX_TEXT_BYTES,
     by_token: bool = False,
 ) -> ClientInputs:
-    """Return the inputs of a model of texts, by the tokenizer of its run.
-
-    Args:
-        names: of the inputs: a text, or the two texts of a pair.
-        by_token: whether the graph reads the characters of each token.
-    """
+    """Return a text or a pair, by their ``names``, of a run's tokenizer; with ``by_token`` characters of each token."""
     pair = names[1] if len(names) == 2 else None
     step = TokenizerPreprocess(
         input=names[0],

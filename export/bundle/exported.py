@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edge.bundles.latency import Latency
-from edge.cli.latencies import print_latencies
+from edge.bundles.manifest import Latency
+from edge.cli.info import print_latencies
 from edge.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -49,10 +49,7 @@ class Exported(msgspec.Struct, frozen=True):
 
 
 def print_exported(results: Sequence[tuple[Exported, float]], *, as_json: bool) -> None:
-    """Print bundles, each with the seconds that it took, and the latencies of its tiers.
-
-    Each file has a row, because INT8 differs more than FP32.
-    """
+    """Print bundles, each with the seconds that it took and a row for each file, and the latencies of its tiers."""
     if as_json:
         print_json([{**msgspec.to_builtins(exported), "seconds": seconds} for exported, seconds in results])
         return

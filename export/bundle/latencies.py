@@ -13,8 +13,7 @@ from edge.bench.conditions import cpu_name
 from edge.bench.timing import WARM_UP, compared, times_in_turns
 from edge.bundles import golden
 from edge.bundles.fields import Role
-from edge.bundles.latency import Latency, MeasuredLatency, PredictedLatency
-from edge.bundles.manifest import Artifact, Manifest
+from edge.bundles.manifest import Artifact, Latency, Manifest, MeasuredLatency, PredictedLatency
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.estimate.devices import DEFAULT_BOARD, DEVICES
 from export.estimate.operations import ModelWork
@@ -40,14 +39,14 @@ def with_latencies(
 
     Args:
         files: of the bundle, by name.
-        measure: whether to measure a model whose request is one run.
+        measure: whether to measure here, too; only a model whose request is one run is.
         loops: mean of a request to each tier of a looped model, where they are known.
 
     Raises:
         BundleError: the work of a file cannot be counted, see :func:`export.estimate.operations.work_of`.
     """
     tiers = []
-    measured = _measured(manifest, files) if measure else {}
+    measured = _measured(manifest, files) if measure and manifest.roles == ("model",) else {}
     predicted = _predicted(manifest, files, loops or {})
     for tier in manifest.tiers:
         latencies = (*measured.get(tier.name, ()), *predicted.get(tier.name, ()))

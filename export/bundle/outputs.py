@@ -42,11 +42,7 @@ def check_bundle(path: Path, inputs: Inputs, *, replace: bool) -> None:
 
 
 def check_name(option: str, name: str | None) -> str:
-    """Return the name of a model or tier.
-
-    Raises:
-        UsageError: it is missing, or not allowed in a bundle.
-    """
+    """Return the name of a model or tier; raise a UsageError if it is missing, or not allowed in a bundle."""
     try:
         return msgspec.convert(name, ModelName)
     except msgspec.ValidationError:
@@ -56,17 +52,14 @@ def check_name(option: str, name: str | None) -> str:
 
 
 def check_file(option: str, path: Path, inputs: Inputs, *, replace: bool) -> None:
-    """Check the path of a new file; arguments and errors as :func:`check_run`.
-
-    The directory of the file must exist.
-    """
+    """Check the path of a new file in an existing directory; arguments and errors as :func:`check_run`."""
     way_out = f"another {option}"
     _check_apart(option, path, inputs, way_out)
     if not path.resolve().parent.is_dir():
         given, expected = Raw("no such directory"), "a file to write in an existing directory"
         raise UsageError(f"{option} {path}", given=given, expected=expected, fix=f"Make it, or give {way_out}.")
     _check_writable(option, path, way_out)
-    if _taken(path) and not replace:
+    if os.path.lexists(path) and not replace:
         raise _existing(option, path, "an existing file", way_out)
 
 
@@ -92,7 +85,7 @@ def _check_directory(
 ) -> None:
     _check_apart(option, path, inputs, way_out)
     _check_writable(option, path, way_out)
-    if not _taken(path):
+    if not os.path.lexists(path):
         return
     if not is_ours(path):
         given, expected = Raw(f"something that is not a {what}"), f"a free path or an earlier {what}"
@@ -131,10 +124,6 @@ def _check_writable(option: str, path: Path, way_out: str) -> None:
         return
     given = Raw(f"{nearest}, which is {'not writable' if nearest.is_dir() else 'not a directory'}")
     raise UsageError(f"{option} {path}", given=given, expected="a directory to write in", fix=f"Give {way_out}.")
-
-
-def _taken(path: Path) -> bool:
-    return os.path.lexists(path)
 
 
 def _existing(option: str, path: Path, what: str, way_out: str) -> UsageError:

@@ -12,38 +12,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge.errors import Raw, UsageError
-from export.bundle.exported import FULL, Exported, int8_tier
+from export.bundle.exported import FULL, RUNTIMES, int8_tier
 from export.bundle.outputs import check_bundle, check_name
 from export.finetune import data_inputs, place_of_data
 from export.training.points import THIS
 from export.training.runs import RunConfig, read_config, recorded
 
 if TYPE_CHECKING:
-    from export.bundle.accuracy import OnRows
-
-
-class Options(NamedTuple):
-    """Options of an export; see ``fewheads export``."""
-
-    repository: Path
-    version: int
-    artifacts: Sequence[str]
-    measure: bool
-    replace: bool
+    from export.bundle.exportable import Exportable
 
 
 class Kind(NamedTuple):
     """A kind of run that becomes a bundle.
 
     Attributes:
-        export: writes the bundle; called with the rows of a file that are measured.
-        name_of: the name of a run's bundle, None for a run of another kind; None where the user gives the name.
-        has_tiers: whether several runs become the tiers of one bundle.
+        exportable: loads torch, and returns the model that becomes the bundle of a target.
+        name_of: the name of a run's bundle; None where the user gives the name.
+        has_tiers: whether several runs become the tiers of one bundle, with a file for each runtime; else a run becomes
+            one file for all of them.
     """
 
-    export: Callable[[Target, Options, OnRows], Exported]
-    name_of: Callable[[RunConfig], str | None] = lambda config: None
-    has_tiers: bool = False
+    exportable: Callable[[Target], Exportable]
+    name_of: Callable[[RunConfig], str] | None = None
+    has_tiers: bool = True
 
 
 class Target(NamedTuple):
@@ -52,62 +43,65 @@ class Target(NamedTuple):
     Attributes:
         tiers: their names; empty for a kind with one tier.
         data: data directory of fine-tuned runs; of imported ones their texts or images, None for some of ours.
+        artifacts: of :data:`export.bundle.exported.RUNTIMES`.
     """
 
     kind: Kind
-    directory: Path
     name: str
     runs: tuple[Path, ...]
     tiers: tuple[str, ...]
     data: Path | None
+    artifacts: tuple[str, ...]
 
 
 def targets_of(
     runs: Sequence[Path],
-    kinds: Sequence[Kind],
-    named: Kind,
-    options: Options,
+    kind_of: Callable[[RunConfig], Kind],
+    repository: Path,
     *,
+    version: int,
+    replace: bool,
     name: str | None,
     tiers: Sequence[str],
+    artifacts: tuple[str, ...],
     data_dir: Path | None,
     data: Path | None,
 ) -> list[Target]:
     """Return the bundles of runs: those of one kind and name are tiers of one bundle, where the kind has tiers.
 
     Args:
-        kinds: those whose bundles have the names of their models.
-        named: the kind of all other runs, whose bundle has the given name.
-        name: of the bundle of runs that are not of ``kinds``; None for the others.
+        name: of the bundle of the runs that have no name by their kind.
+        artifacts: runtimes whose files a bundle carries; empty for all.
         data_dir: data directory; None for the one that the first run recorded.
         data: texts or images of imported runs; None for those that the first run with any recorded.
 
     Raises:
-        UsageError: names and runs do not go together, or a bundle may not be written to its path.
+        UsageError: options and runs do not go together, or a bundle may not be written to its path.
     """
     configs = [_config(run) for run in runs]
     given = (place_of_data(config, data_dir, data) for config in configs)
     directory = next((path for path in given if path), None)
-    groups: dict[str, tuple[Kind, str, list[int]]] = {}
-    for number, (run, config) in enumerate(zip(runs, configs, strict=True)):
-        kind, own = next(((kind, own) for kind in kinds if (own := kind.name_of(config))), (named, None))
-        bundle = _checked_name(run, config, own, name)
-        key = bundle if kind.has_tiers else f"{bundle} {number}"
-        groups.setdefault(key, (kind, bundle, []))[2].append(number)
     inputs: dict[str, Path | None] = {f"run {run}": run for run in runs}
     if directory:
         inputs.update(path for config in configs for path in data_inputs(config, directory).items())
-    targets: list[Target] = []
-    for kind, bundle, numbers in groups.values():
-        chosen, described = [runs[number] for number in numbers], [configs[number] for number in numbers]
-        names = _checked_tiers(kind, bundle, chosen, described, tiers)
-        path = options.repository / f"{bundle}-{options.version}"
-        targets.append(Target(kind, path, bundle, tuple(chosen), names, directory))
-        if path in [other.directory for other in targets[:-1]]:
+    groups: dict[Path, tuple[Kind, str, list[tuple[Path, RunConfig]]]] = {}
+    for run, config in zip(runs, configs, strict=True):
+        kind = kind_of(config)
+        bundle = _checked_name(run, config, kind, name)
+        path = repository / f"{bundle}-{version}"
+        if path in groups and not kind.has_tiers:
             fix = "Export one of them at a time, with another --version."
             again = Raw("a second run of this model")
             raise UsageError(f"bundle {path}", given=again, expected="one run for each bundle", fix=fix)
-        check_bundle(path, inputs, replace=options.replace)
+        groups.setdefault(path, (kind, bundle, []))[2].append((run, config))
+    targets = []
+    for path, (kind, bundle, members) in groups.items():
+        chosen, described = zip(*members, strict=True)
+        if not kind.has_tiers:
+            _check_single(bundle, tiers, artifacts)
+        names = tuple(tier_names(chosen, described, tiers)) if kind.has_tiers else ()
+        check_bundle(path, inputs, replace=replace)
+        targets.append(Target(kind, bundle, chosen, names, directory, artifacts or RUNTIMES))
     return targets
 
 
@@ -120,30 +114,31 @@ def _config(run: Path) -> RunConfig:
     raise UsageError(f"run {run}", given=given, expected=expected, fix=fix)
 
 
-def _checked_name(run: Path, config: RunConfig, own: str | None, name: str | None) -> str:
-    """Return the name of a run's bundle: its own, or the given one."""
-    if own is None and name is None:
+def _checked_name(run: Path, config: RunConfig, kind: Kind, name: str | None) -> str:
+    """Return the name of a run's bundle: that of its kind, or the given one."""
+    if kind.name_of is None:
+        if name is not None:
+            return check_name("--name", name)
         example = Path(config.arguments.get("task", "my-model")).stem.lower()
         fix = f"Give --name, for example --name {example}; all runs become tiers of that bundle."
         given, expected = Raw("a fine-tuned run without --name"), "--name, the name of its bundle"
         raise UsageError(f"run {run}", given=given, expected=expected, fix=fix)
-    if own is not None and name is not None:
-        expected = f"no name for run {run}, because its bundle is named {own}"
+    bundle = kind.name_of(config)
+    if name is not None:
+        expected = f"no name for run {run}, because its bundle is named {bundle}"
         raise UsageError("--name", given=name, expected=expected, fix="Leave --name out, or that run.")
-    return own or check_name("--name", name)
+    return bundle
 
 
-def _checked_tiers(
-    kind: Kind, bundle: str, runs: Sequence[Path], configs: Sequence[RunConfig], tiers: Sequence[str]
-) -> tuple[str, ...]:
-    if kind.has_tiers:
-        for tier in tiers:
-            check_name("--tier-name", tier)
-        return tuple(tier_names(runs, configs, tiers))
-    if tiers:
-        expected, fix = f"no name: {bundle} has one tier", "Leave --tier-name out."
-        raise UsageError("--tier-name", given=tiers[0], expected=expected, fix=fix)
-    return ()
+def _check_single(bundle: str, tiers: Sequence[str], artifacts: Sequence[str]) -> None:
+    """Refuse options of bundles with several tiers or files."""
+    for option, given, has in (
+        ("--tier-name", tiers, "one tier"),
+        ("--artifacts", artifacts, "one file for all runtimes"),
+    ):
+        if given:
+            expected = f"nothing: {bundle} has {has}"
+            raise UsageError(option, given=given[0], expected=expected, fix=f"Leave {option} out.")
 
 
 #: A manifest holds eight tiers, and each run has a twin in INT8.
@@ -160,8 +155,10 @@ def tier_names(runs: Sequence[Path], configs: Sequence[RunConfig], given: Sequen
         given: names to use instead, one for each run in their order; empty for names by speed.
 
     Raises:
-        UsageError: there are too many runs, the number of names differs, names are equal, or a run records no speed.
+        UsageError: there are too many runs, a name is not allowed or missing, names are equal, or a run has no speed.
     """
+    for tier in given:
+        check_name("--tier-name", tier)
     if len(runs) > _MOST_RUNS:
         fix = "Leave some of them out."
         raise UsageError("runs of one bundle", given=len(runs), expected=f"{_MOST_RUNS} at most", fix=fix)
@@ -184,11 +181,7 @@ def tier_names(runs: Sequence[Path], configs: Sequence[RunConfig], given: Sequen
 
 
 def reduced_name(full: RunConfig, lean: RunConfig) -> str | None:
-    """Return the name of a reduced run's tier; None for a run that was not reduced.
-
-    It is ``xN`` for a run that was measured as N times as fast as the full one, and ``xN-DEVICE`` for one that was
-    planned to be so on another device.
-    """
+    """Return ``xN`` for a reduced run measured as N times as fast, ``xN-DEVICE`` for one planned so, else None."""
     if lean.planned and lean.planned.device != THIS:
         device = re.sub(r"[^a-z0-9._]+", "-", lean.planned.device.lower()).strip("-._")
         return f"x{lean.planned.target_speedup:g}-{device}"[:_MOST_CHARS].rstrip("-._")

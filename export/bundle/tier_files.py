@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import msgspec
 import torch
 from torch import nn
 
 from edge.bundles.golden import Golden, GoldenReport, compare
 from edge.bundles.manifest import Artifact, Tier, Tolerance
-from edge.datatypes import Array
+from export.bundle.exportable import ExportedArtifact, File
 from export.bundle.exported import RUNTIMES, int8_tier
 from export.bundle.fewest_kernels import fewest_kernels
 from export.bundle.tolerance import spread_of, two_digits
-from export.models.convert import OPSET, compared, dynamic_of, golden_of, largest_difference, outputs_of, to_onnx
+from export.models.convert import OPSET, compared, dynamic_of, largest_difference, outputs_of, to_onnx
 from export.quantize.int8 import INT8_OPSET, dynamic_int8, quantized
 from export.quantize.precision import fused, half
 from export.quantize.ranges import Feeds, InputRange, Scheme, input_ranges
 
 #: Input to dimension to symbolic name.
 Dynamic = Mapping[str, Mapping[int, str]]
-
-
-class ExportedArtifact(NamedTuple):
-    """One ONNX file.
-
-    Attributes:
-        largest_difference: absolute difference of its outputs to torch's over the given inputs.
-        golden: a set of its own, under the name in the artifact; None where the tier's is to be reproduced.
-    """
-
-    artifact: Artifact
-    data: bytes
-    largest_difference: float
-    golden: Golden | None = None
 
 
 class _Precision(NamedTuple):
@@ -70,10 +55,17 @@ _LEAST_LARGEST, _LEAST_RMS = 0.01, 0.003
 _NONE = Tolerance(atol=0.0, rtol=0.0)
 
 
-def files_of(exported: Sequence[ExportedArtifact]) -> dict[str, bytes]:
+def files_of(exported: Sequence[ExportedArtifact]) -> dict[str, File]:
     """Return the ONNX files and their own golden sets by name."""
-    files = {one.artifact.file: one.data for one in exported}
-    return files | {one.artifact.golden: one.golden.encode() for one in exported if one.artifact.golden and one.golden}
+    files: dict[str, File] = {one.artifact.file: one for one in exported}
+    return files | {one.artifact.golden: one.golden for one in exported if one.artifact.golden and one.golden}
+
+
+def tiers_of(name: str, exported: Sequence[ExportedArtifact], golden: str | None = None) -> tuple[Tier, ...]:
+    """Return a tier and its twin in INT8, if any: a runtime reads one file of a tier, so precision is another one."""
+    parts = {name: [one.artifact for one in exported if one.artifact.precision != "int8"]}
+    parts[int8_tier(name)] = [one.artifact for one in exported if one.artifact.precision == "int8"]
+    return tuple(Tier(name=tier, artifacts=tuple(part), golden=golden) for tier, part in parts.items() if part)
 
 
 def export_tier(
@@ -106,19 +98,16 @@ def export_tier(
     """
     examples = {name: torch.from_numpy(array) for name, array in golden.inputs.items()}
     plain = to_onnx(module, examples, list(golden.outputs), dynamic_of(golden.inputs) if dynamic is None else dynamic)
-    kinds: list[tuple[str, str, int, Callable[[], bytes]]] = [
-        ("onnxruntime", "fp32", OPSET, lambda: fused(plain)),
-        ("onnxruntime", "int8", OPSET, lambda: dynamic_int8(plain, has_head=has_head)),
-        ("tensorrt", "fp16", OPSET, lambda: half(fewest_kernels(plain))),
+    kinds: list[tuple[str, str, Callable[[], bytes]]] = [
+        ("onnxruntime", "fp32", lambda: fused(plain)),
+        ("onnxruntime", "int8", lambda: dynamic_int8(plain, has_head=has_head)),
+        ("tensorrt", "fp16", lambda: half(fewest_kernels(plain))),
     ]
     exported = []
-    for runtime, precision, opset, make in kinds:
+    for runtime, precision, make in kinds:
         if runtime not in runtimes or precision not in precisions:
             continue
-        file, data = f"{name}.{runtime}.{precision}.onnx", make()
-        difference, tolerance = measured(data, golden, precision, file)
-        artifact = Artifact(file=file, runtime=runtime, precision=precision, opset=opset, tolerance=tolerance)
-        exported.append(ExportedArtifact(artifact, data, difference))
+        exported.append(checked_file(make(), golden, f"{name}.{runtime}.{precision}.onnx", runtime, precision))
     if "tensorrt" in runtimes and "int8" in precisions:
         ranges = trained or input_ranges(plain, calibration, Scheme(), has_head=has_head)
         exported.append(_static(plain, ranges, golden, f"{name}.tensorrt.int8"))
@@ -137,23 +126,16 @@ def _static(plain: bytes, ranges: Mapping[str, InputRange], golden: Golden, name
     own, other = (
         Golden(golden.inputs, outputs_of(model, golden.inputs, file)) for model in (data, quantized(plain, ranges))
     )
+    tolerance = rounding_tolerance(own, compare(other.outputs, own, _NONE))
     artifact = Artifact(
-        file=file,
-        runtime="tensorrt",
-        precision="int8",
-        opset=INT8_OPSET,
-        tolerance=rounding_tolerance(own, compare(other.outputs, own, _NONE)),
+        file=file, runtime="tensorrt", precision="int8", opset=INT8_OPSET, tolerance=tolerance,
         golden=f"{name}.golden.npz",
-    )
+    )  # fmt: skip
     return ExportedArtifact(artifact, data, difference, own)
 
 
 def static_int8(model: bytes, ranges: Mapping[str, InputRange]) -> bytes:
-    """Return the model for TensorRT with INT8 matrix products, and FP16 for the rest.
-
-    Args:
-        model, ranges: see :func:`export.quantize.int8.quantized`.
-    """
+    """Return the model for TensorRT in INT8 products, the rest in FP16; see :func:`export.quantize.int8.quantized`."""
     return half(fewest_kernels(quantized(model, ranges)))
 
 
@@ -172,91 +154,31 @@ def worst_tolerance(golden: Golden, precision: str) -> Tolerance:
     return Tolerance(atol=cost.worst * spread, rtol=0.0, rms=rms)
 
 
-def allowed_tolerance(golden: Golden, precision: str, difference: float) -> Tolerance:
-    """Return the tolerance for other machines, of a file with this largest difference to torch."""
-    cost = _PRECISIONS[precision]
-    allowed = max(cost.margin * difference, cost.least * _spread(golden))
-    return Tolerance(atol=two_digits(allowed), rtol=0.0)
-
-
-def measured(data: bytes, golden: Golden, precision: str, subject: str) -> tuple[float, Tolerance]:
-    """Return the largest difference to torch, and the tolerance for other machines.
+def checked_file(
+    data: bytes, golden: Golden, file: str, runtime: str, precision: str, /, *, least: float = 0.0, **fields: Any
+) -> ExportedArtifact:
+    """Return a file that computes what torch does, with the tolerance for other machines.
 
     That of INT8 limits the root mean square, too, because a few values may be far off, but not all of them.
+
+    Args:
+        least: a largest difference to torch that was found in another way.
+        fields: others of the artifact.
 
     Raises:
         GoldenError: a difference is larger than a file of this precision may have.
     """
-    report = compared(data, golden, worst_tolerance(golden, precision), subject)
-    tolerance = allowed_tolerance(golden, precision, report.max_abs_diff)
-    cost = _PRECISIONS[precision]
+    report = compared(data, golden, worst_tolerance(golden, precision), file)
+    cost, difference = _PRECISIONS[precision], max(report.max_abs_diff, least)
+    allowed = max(cost.margin * difference, cost.least * _spread(golden))
+    rms = None
     if cost.worst_rms is not None:
-        rms = max(_RMS_MARGIN * max(diff.rms_diff for diff in report.outputs), cost.least_rms * _spread(golden))
-        tolerance = msgspec.structs.replace(tolerance, rms=two_digits(rms))
-    return report.max_abs_diff, tolerance
+        largest = max(diff.rms_diff for diff in report.outputs)
+        rms = two_digits(max(_RMS_MARGIN * largest, cost.least_rms * _spread(golden)))
+    tolerance = Tolerance(atol=two_digits(allowed), rtol=0.0, rms=rms)
+    artifact = Artifact(file=file, runtime=runtime, precision=precision, opset=OPSET, tolerance=tolerance, **fields)
+    return ExportedArtifact(artifact, data, difference)
 
 
 def _spread(golden: Golden) -> float:
     return max(map(spread_of, golden.outputs.values()))
-
-
-class TierFiles(NamedTuple):
-    """A tier and its twin in INT8.
-
-    Attributes:
-        exported: the ONNX files for the chosen runtimes.
-        files: these and the golden sets, by name.
-        tiers: the tier, and ``NAME-int8``.
-        golden: the model's own outputs.
-        differences: largest absolute one of each file's outputs to these.
-    """
-
-    exported: list[ExportedArtifact]
-    files: dict[str, bytes]
-    tiers: list[Tier]
-    golden: Golden
-    differences: dict[str, float]
-
-
-def export_tiers(
-    model: nn.Module,
-    inputs: Mapping[str, Array],
-    calibration: Sequence[Feeds],
-    outputs: Sequence[str],
-    *,
-    raw: dict[str, Array],
-    name: str,
-    artifacts: Sequence[str],
-    trained: Mapping[str, InputRange] | None = None,
-) -> TierFiles:
-    """Export a model as the files of a tier.
-
-    Args:
-        inputs, outputs: of the golden set, see :func:`export.models.convert.golden_of`.
-        calibration, trained: see :func:`export_tier`.
-        raw: the golden rows as clients send them.
-        artifacts: of :data:`export.bundle.exported.RUNTIMES`.
-
-    Raises:
-        GoldenError: the outputs of a file differ from torch's.
-    """
-    golden, golden_file = golden_of(model, inputs, outputs), f"{name}.golden.npz"
-    exported = export_tier(model, golden, calibration, name=name, runtimes=artifacts, trained=trained)
-    return TierFiles(
-        exported,
-        {golden_file: msgspec.structs.replace(golden, raw=raw).encode(), **files_of(exported)},
-        _tiers(name, exported, golden_file),
-        golden,
-        {one.artifact.file: one.largest_difference for one in exported},
-    )
-
-
-def _tiers(name: str, exported: Sequence[ExportedArtifact], golden: str) -> list[Tier]:
-    """Return the tier and its INT8 twin: a runtime reads one file of a tier, so precision is a choice of tier."""
-    by_precision: dict[bool, list[Artifact]] = {False: [], True: []}
-    for one in exported:
-        by_precision[one.artifact.precision == "int8"].append(one.artifact)
-    return [
-        Tier(name=name, artifacts=tuple(by_precision[False]), golden=golden),
-        Tier(name=int8_tier(name), artifacts=tuple(by_precision[True]), golden=golden),
-    ]

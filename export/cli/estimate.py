@@ -53,7 +53,7 @@ def estimate(
 
     with progress() as bar:
         task = bar.add_task(f"predicting {bundle.name}", total=None, note="")
-        found = estimate_bundle(
+        estimated = estimate_bundle(
             bundle,
             device,
             mode,
@@ -63,13 +63,13 @@ def estimate(
             on_tier=lambda done, tiers: bar.update(task, completed=done, total=tiers),
         )
     if as_json:
-        print_json(found)
+        print_json(estimated)
     else:
-        _print(found)
+        _print(estimated)
 
 
-def _print(found: Estimate) -> None:
-    parts = ["part"] if any(row.part for row in found.rows) else []
+def _print(result: Estimate) -> None:
+    parts = ["part"] if any(row.part for row in result.rows) else []
     columns = (
         "tier",
         *parts,
@@ -99,18 +99,18 @@ def _print(found: Estimate) -> None:
             row.prediction.bound_by,
             row.times_faster,
         )
-        for row in found.rows
+        for row in result.rows
     ]
-    print_table(f"{found.bundle} on {found.device} at {found.power_mode}: {found.label}", columns, rows)
+    print_table(f"{result.bundle} on {result.device} at {result.power_mode}: {result.label}", columns, rows)
     shares = (
         f"{_NAMES[regime]} {errors.band:.0%} (n = {errors.count}, RMS {errors.rms:.0%})"
-        for regime, errors in found.errors.items()
+        for regime, errors in result.errors.items()
     )
     click.echo(
         "Bands, from published measurements left out of the fit, the widest that applies: " + ", ".join(shares) + "."
     )
-    click.echo(f"Kernels: {found.kernels}.")
-    for row in found.rows:
-        if row.loops and row.rows == found.rows[0].rows:
+    click.echo(f"Kernels: {result.kernels}.")
+    for row in result.rows:
+        if row.loops and row.rows == result.rows[0].rows:
             click.echo(f"Loops of {row.tier}: {row.loops:.4g}, {row.loops_source}.")
-    click.echo(f"Recommended: {found.recommended_tier}, {found.recommendation}. Prediction, not measured on an Orin.")
+    click.echo(f"Recommended: {result.recommended_tier}, {result.recommendation}. Prediction, not measured on an Orin.")

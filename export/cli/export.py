@@ -10,11 +10,11 @@ import click
 
 from edge.cli.output import json_option
 from edge.errors import UsageError
-from export.bundle.exported import RUNTIMES, Exported, print_exported
-from export.bundle.targets import Kind, Options, Target, targets_of
+from export.bundle.exported import RUNTIMES, print_exported
+from export.bundle.targets import Kind, Target, targets_of
 from export.papers import looped
 from export.papers.calculator.specs import NAMES as SUMMING
-from export.papers.calculator.stack import NAMES as STACK_NAMES
+from export.papers.calculator.stack import STACK
 from export.training.loading import loading_torch
 from export.training.options import (
     imported_data_option,
@@ -26,52 +26,40 @@ from export.training.options import (
 from export.training.watch import counting
 
 if TYPE_CHECKING:
-    from export.bundle.accuracy import OnRows
+    from export.bundle.exportable import Exportable
 
 
-def _export_sum(target: Target, options: Options, on_rows: OnRows) -> Exported:
-    with loading_torch():
-        from export.papers.calculator.bundle import export_run
-    return export_run(target.runs[0], options.repository, version=options.version, replace=options.replace)
+def _sums(target: Target) -> Exportable:
+    from export.papers.calculator.bundle import SumCalculator
+
+    return SumCalculator(target.runs[0])
 
 
-def _export_stack(target: Target, options: Options, on_rows: OnRows) -> Exported:
-    with loading_torch():
-        from export.papers.calculator.bundle import export_stack
-    return export_stack(target.runs[0], options.repository, version=options.version, replace=options.replace)
+def _stack(target: Target) -> Exportable:
+    from export.papers.calculator.bundle import StackCalculator
+
+    return StackCalculator(target.runs[0])
 
 
-def _export_looped(target: Target, options: Options, on_rows: OnRows) -> Exported:
-    with loading_torch():
-        from export.papers.looped.bundle import export_looped
-    version, replace = options.version, options.replace
-    return export_looped(target.runs, options.repository, tiers=target.tiers, version=version, replace=replace)
+def _looped(target: Target) -> Exportable:
+    from export.papers.looped.bundle import LoopedRuns
+
+    return LoopedRuns(target.runs, target.tiers, target.artifacts)
 
 
-def _export_classifiers(target: Target, options: Options, on_rows: OnRows) -> Exported:
-    with loading_torch():
-        from export.bundle.classifier import Classifiers
-        from export.bundle.exportable import export_bundle
-    measure, version = options.measure, options.version
-    model = Classifiers(
-        target.runs, target.name, target.data, target.tiers, options.artifacts, on_rows if measure else None
-    )
-    return export_bundle(
-        model.contents(), options.repository, version=version, replace=options.replace, measure=measure
-    )
+def _classifiers(target: Target) -> Exportable:
+    from export.bundle.classifier import Classifiers
+
+    return Classifiers(target.runs, target.name, target.data, target.tiers, target.artifacts)
 
 
-#: Kinds of runs whose bundles have the names of their models, and that of all others.
-KINDS = (
-    Kind(_export_sum, lambda config: config.model if config.model in SUMMING else None),
-    Kind(_export_stack, lambda config: config.model if config.model in STACK_NAMES else None),
-    Kind(
-        _export_looped,
-        lambda config: f"{looped.PREFIX}{config.arguments.get('function')}" if config.model == looped.MODEL else None,
-        has_tiers=True,
-    ),
-)
-NAMED = Kind(_export_classifiers, has_tiers=True)
+#: Kinds by the models of their runs; all other runs are classifiers, or embed.
+KINDS = {
+    **dict.fromkeys(SUMMING, Kind(_sums, lambda config: config.model, has_tiers=False)),
+    STACK: Kind(_stack, lambda config: config.model, has_tiers=False),
+    looped.MODEL: Kind(_looped, lambda config: f"{looped.PREFIX}{config.arguments.get('function')}"),
+}
+CLASSIFIERS = Kind(_classifiers)
 
 
 @click.command()
@@ -90,15 +78,16 @@ NAMED = Kind(_export_classifiers, has_tiers=True)
     "--artifacts",
     multiple=True,
     type=click.Choice(RUNTIMES),
-    help="Runtime whose files a bundle of fine-tuned runs carries, repeatable; both by default. Without onnxruntime, a "
-    "board serves it only where TensorRT runs.",
+    help="Runtime whose files a bundle carries, repeatable; both by default, and of calculators always. Without "
+    "onnxruntime, a board serves it only where TensorRT runs.",
 )
 @click.option(
     "--measure/--no-measure",
     default=True,
     show_default=True,
-    help="Measure the files in INT8 on the hold-out and dev, of imported runs on a tenth of --data, and time those of "
-    "all tiers on this machine, for the manifest; a minute for two thousand texts.",
+    help="Measure the files in INT8 on the hold-out and dev, of imported runs on a tenth of --data, and those of "
+    "calculators on all splits, and time them on this machine, for the manifest; a minute for two thousand texts. "
+    "Without, or of looped runs, it has what the runs recorded.",
 )
 @run_data_dir_option
 @imported_data_option
@@ -128,12 +117,19 @@ def export(
     if file is not None:
         fix = f"Make a bundle of an ONNX file with 'fewheads pack {file} --name NAME --repository {repository}'."
         raise UsageError("RUN_DIR", given=str(file), expected="run directories", fix=fix)
-    options = Options(repository, version, artifacts or RUNTIMES, measure, replace)
-    targets = targets_of(runs, KINDS, NAMED, options, name=name, tiers=tiers, data_dir=data_dir, data=data)
+    targets = targets_of(
+        runs, lambda config: KINDS.get(config.model, CLASSIFIERS), repository, version=version, replace=replace,
+        name=name, tiers=tiers, artifacts=artifacts, data_dir=data_dir, data=data,
+    )  # fmt: skip
+    with loading_torch():
+        from export.bundle.exportable import export_bundle
+
+        models = [target.kind.exportable(target) for target in targets]
     results = []
-    for target in targets:
+    for target, model in zip(targets, models, strict=True):
         started = time.perf_counter()
         with counting(f"exporting {', '.join(map(str, target.runs))}") as on_rows:
-            exported = target.kind.export(target, options, on_rows)
+            counted = on_rows if measure else None
+            exported = export_bundle(model, repository, version=version, replace=replace, on_rows=counted)
         results.append((exported, time.perf_counter() - started))
     print_exported(results, as_json=as_json)

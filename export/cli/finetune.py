@@ -23,7 +23,7 @@ from export.finetune.options import (
     rate_option,
 )
 from export.finetune.recipe import MAX_LENGTH, Recipe
-from export.report.measures import print_measures
+from export.report.table import print_measures
 from export.training.loading import loading_torch
 from export.training.options import (
     DIRECTORY,
@@ -54,8 +54,8 @@ class _TaskName(click.Choice[str]):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter:
-            places = "; ".join(f"{files.directory}: {files.names}" for files in DATA.values())
-            fix = f"A task reads fixed files below --data-dir ({places}). For your own, give --data FILE instead."
+            directories = "; ".join(f"{files.directory}: {files.names}" for files in DATA.values())
+            fix = f"A task reads fixed files below --data-dir ({directories}). For your own, give --data FILE instead."
             raise UsageError("TASK", given=value, expected=f"one of {', '.join(NAMES)}", fix=fix) from None
 
 
@@ -155,8 +155,8 @@ def finetune(
             raise UsageError("--int8", given=given, expected="a run on data with labels", fix=fix)
     how = distillation_of(distillation, teacher)
     runs = {run_seed: out / run for run_seed, run in seeded(name, seed, seeds).items()}
-    place = data_directory(chosen, data_dir) if isinstance(chosen, str) else chosen
-    inputs = {"--model": model, "--teacher": teacher, "the data in": place, "--dev": own.dev}
+    directory = data_directory(chosen, data_dir) if isinstance(chosen, str) else chosen
+    inputs = {"--model": model, "--teacher": teacher, "the data in": directory, "--dev": own.dev}
     for run in runs.values():
         check_run("--out", run, inputs, replace=replace, way_out="another --name or --out")
     with loading_torch():
@@ -192,24 +192,23 @@ def finetune(
     trained = []
     for run_seed, run in runs.items():
         with watching(run.name) as watch:
-            trained.append(
-                finetune_run(
-                    selected,
-                    source,
-                    data,
-                    reader,
-                    run,
-                    recipe,
-                    seed=run_seed,
-                    max_length=max_length,
-                    data_dir=read_from,
-                    teacher=data.teacher or teacher,
-                    int8=input_ranges_of if int8 else None,
-                    device=device,
-                    tensorboard=tensorboard,
-                    observer=watch,
-                )
+            metrics = finetune_run(
+                selected,
+                source,
+                data,
+                reader,
+                run,
+                recipe,
+                seed=run_seed,
+                max_length=max_length,
+                data_dir=read_from,
+                teacher=data.teacher or teacher,
+                int8=input_ranges_of if int8 else None,
+                device=device,
+                tensorboard=tensorboard,
+                observer=watch,
             )
+        trained.append(metrics)
     metrics = pooled(trained)
     if as_json:
         print_json({"task": selected.name, "runs": [str(run) for run in runs.values()], "metrics": metrics})

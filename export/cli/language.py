@@ -13,11 +13,11 @@ from edge.cli.output import json_option, print_json, print_table, progress, work
 from edge.errors import UsageError
 from export.bundle.exported import print_exported
 from export.bundle.outputs import check_bundle, check_name
+from export.cli.backward import compare, export_head, head, mismatch
 from export.generate.files import check_language_model
 from export.generate.formats import read_source, source_of
 from export.generate.options import RATE, data_option, files_of, language_seed_option, limit_option
-from export.papers.backward.run import compare, export_head, head, mismatch
-from export.report.measures import print_measures
+from export.report.table import print_measures
 from export.training.loading import loading_torch
 from export.training.options import (
     DIRECTORY,
@@ -333,21 +333,21 @@ def reduce(
     sources = [source_of(text) for text in data]
     check_language_model("--out", out, {"DIRECTORY": source, **files_of(sources)}, replace=replace)
     with loading_torch("loading torch, model and data"):
-        from export.generate.reduce import Shares, reduce_directory
+        from export.generate.reduce import reduce_directory
         from export.generate.train import read_corpus
 
         corpus = read_corpus(sources, seed=seed, limit=limit)
     with watching(out.name, lines=False) as watch:
         reduced = reduce_directory(
-            source, corpus, out, Shares(heads, neurons), method=method, texts=texts, seed=seed, device=device,
+            source, corpus, out, heads, neurons, method=method, texts=texts, seed=seed, device=device,
             on_part=watch.on_part,
         )  # fmt: skip
     if as_json:
         print_json(reduced)
         return
     rows = [
-        (number, len(layer.heads), layer.neurons, layer.attention_error, layer.feed_forward_error)
-        for number, layer in enumerate(reduced.layers)
+        (of.number, of.plan.shape.num_heads, of.plan.shape.ffn_dim, of.attention_error, of.feed_forward_error)
+        for of in reduced.layers
     ]
     columns = ("layer", "heads", "neurons", "attention's error", "feed-forward's error")
     print_table(f"Reduced {source}", columns, rows)
@@ -386,13 +386,13 @@ def export(
     sources = [source_of(text) for text in data]
     examples = [example for source in sources for of in read_source(source, _MOST_PROMPTS).values() for example in of]
     with loading_torch():
-        from export.generate.bundle import export_language_model
+        from export.bundle.exportable import export_bundle
+        from export.generate.bundle import LanguageModel
     started = time.perf_counter()
+    prompts = [example.text_before for example in examples[:_MOST_PROMPTS]] or _PROMPTS
     with working(f"exporting {directory}"):
-        exported = export_language_model(
-            directory, repository, name, int8=int8, positions=positions, version=version, replace=replace,
-            prompts=[example.text_before for example in examples[:_MOST_PROMPTS]] or _PROMPTS,
-        )  # fmt: skip
+        model = LanguageModel(directory, name, prompts, int8, positions)
+        exported = export_bundle(model, repository, version=version, replace=replace)
     print_exported([(exported, time.perf_counter() - started)], as_json=as_json)
 
 

@@ -24,7 +24,7 @@ from export.training.runs import recorded
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
-    from export.reduce.run import ReducedRun
+    from export.reduce.run import PlannedRun
     from export.training.device import DeviceName
 
 #: Options that looped runs do not have.
@@ -140,7 +140,7 @@ def _target(name: str | None, table: Path | None) -> Target:
     return parse_target(name)
 
 
-def _print(reduced: ReducedRun, restoring: str) -> None:
+def _print(reduced: PlannedRun, restoring: str) -> None:
     columns = ("layer", "heads", "width", "units", "logits' error", "attention's error", "feed-forward's error")
     rows = [
         (

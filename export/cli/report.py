@@ -13,7 +13,7 @@ from edge.files import write_result
 from export.bundle.outputs import check_file
 from export.finetune import data_inputs, labelled_data
 from export.report.drawing import new_figure
-from export.report.measures import print_measures
+from export.report.table import print_measures
 from export.training.loading import loading_torch
 from export.training.options import DIRECTORY, replace_option, run_data_dir_option
 from export.training.runs import REPORT, recorded
@@ -40,25 +40,25 @@ def report(run: Path, out: Path | None, data_dir: Path | None, replace: bool, as
     """
     config = recorded(run)
     data_dir = labelled_data(config, data_dir)
-    own = run / REPORT
-    if out is None and not as_json and (replace or not own.exists()):
-        out = own
+    kept = run / REPORT
+    if out is None and not as_json and (replace or not kept.exists()):
+        out = kept
     if out:
-        inputs = {**data_inputs(config, data_dir), "RUN": None if out.resolve() == own.resolve() else run}
+        inputs = {**data_inputs(config, data_dir), "RUN": None if out.resolve() == kept.resolve() else run}
         check_file("--out", out, inputs, replace=replace)
         new_figure(1, 1, without=_WITHOUT)
     with loading_torch():
         from export.report.numbers import read_report
         from export.report.page import page_of
     with working(f"reporting on {run.name}"):
-        found, items = read_report(run, data_dir)
+        numbers, items = read_report(run, data_dir)
         if out:
-            write_result(out, page_of(found, items).encode())
+            write_result(out, page_of(numbers, items).encode())
     if as_json:
-        print_json(found)
+        print_json(numbers)
         return
-    print_measures(found.task, found.run, found.metrics)
-    click.echo(f"The page is {out}." if out else f"The page is {own}, as before; --replace writes it again.")
+    print_measures(numbers.task, numbers.run, numbers.metrics)
+    click.echo(f"The page is {out}." if out else f"The page is {kept}, as before; --replace writes it again.")
 
 
 def write_reports(runs: Sequence[Path], data_dir: Path) -> None:

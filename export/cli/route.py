@@ -9,18 +9,17 @@ import click
 import msgspec
 
 from edge.cli.output import json_option, print_json, print_table, stdout, working
-from edge.errors import Raw, UsageError
-from edge.files import write_whole
+from edge.files import write_result
 from export.bundle.outputs import check_file
 from export.finetune import data_inputs, labelled_data
+from export.report.table import Table
 from export.training.loading import loading_torch
 from export.training.options import DIRECTORY, replace_option, run_data_dir_option
 from export.training.runs import recorded
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
-    from export.reduce.route import Route, SplitReport
-    from export.training.intervals import Difference
+    from export.reduce.route import SplitReport
 
 _CONTROLS = ("static", "shuffled", "oracle")
 
@@ -54,24 +53,15 @@ def route(
     with loading_torch():
         from export.reduce.route import route_run
     with working("routing"):
-        found = route_run(full, lean, data_dir, cost_ratio)
+        routed = route_run(full, lean, data_dir, cost_ratio)
     if out:
-        _write(found, out)
+        write_result(out, msgspec.json.format(msgspec.json.encode(routed), indent=2) + b"\n")
     if as_json:
-        print_json(found)
+        print_json(routed)
     else:
-        for split in found.splits:
-            _print(found.task, split)
-        stdout.print(f"{found.diagnosis.recommendation}: {found.diagnosis.reason}", markup=False, highlight=False)
-
-
-def _write(found: Route, out: Path) -> None:
-    try:
-        write_whole(out, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
-    except OSError as error:
-        fix = "Choose another --out."
-        given = Raw(error.strerror)
-        raise UsageError(f"--out {out}", given=given, expected="a file to write", fix=fix) from None
+        for split in routed.splits:
+            _print(routed.task, split)
+        stdout.print(f"{routed.diagnosis.recommendation}: {routed.diagnosis.reason}", markup=False, highlight=False)
 
 
 def _print(task: str, split: SplitReport) -> None:
@@ -79,26 +69,11 @@ def _print(task: str, split: SplitReport) -> None:
         f"{task}, {split.split}: {split.items} items, lean {split.lean_accuracy:.4f}, full {split.full_accuracy:.4f}, "
         f"{split.differing:.1%} answered differently; accuracies at the same mean cost"
     )
+    judged = [policy.judged for policy in split.policies]
     accuracies = [
-        (
-            policy.judged.policy,
-            policy.judged.threshold,
-            policy.judged.mean_cost,
-            policy.judged.accuracy,
-            *(policy.controls[name] for name in _CONTROLS),
-        )
-        for policy in split.policies
+        (one.policy, one.threshold, one.mean_cost, one.accuracy, *(policy.controls[name] for name in _CONTROLS))
+        for one, policy in zip(judged, split.policies, strict=True)
     ]
     print_table(title, ("policy", "full below", "mean cost", "accuracy", *_CONTROLS), accuracies)
-    gains = [
-        (policy.judged.policy, _interval(policy.judged.over_static), _interval(policy.judged.over_shuffled))
-        for policy in split.policies
-    ]
-    columns = ("policy", "gain over static", "gain over shuffled")
-    print_table("95 % intervals", columns, gains)
-
-
-def _interval(found: Difference) -> str:
-    from export.training.intervals import with_interval
-
-    return with_interval(found.value, found.interval, "{:.4f}".format)
+    gains = [(one.policy, one.over_static, one.over_shuffled) for one in judged]
+    Table("95 % intervals", ("policy", "gain over static", "gain over shuffled"), gains).print()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,7 +16,7 @@ from export.papers.calculator.specs import DEFAULT_NAMES, NAMES, SPECS
 from export.papers.calculator.stack import NAMES as STACK_NAMES
 from export.papers.looped import NAMES as LOOPED
 from export.papers.looped.options import LoopedOptions, looped_options, train_looped
-from export.report.measures import print_measures
+from export.report.table import print_measures
 from export.training.loading import loading_torch
 from export.training.options import (
     device_option,
@@ -85,34 +85,21 @@ def train(
     for name in names:
         trained = []
         for one, run in runs[name].items():
+            options: dict[str, Any] = {"seed": one, "tensorboard": tensorboard}
             with watching(run, lines=False) as watch:
                 if name in LOOPED:
-                    trained.append(
-                        train_looped(name, out / run, looped, watch, seed=one, device=device, tensorboard=tensorboard)
-                    )
-                    continue
-                if name in STACK_NAMES:
-                    trained.append(
-                        train_stack(name, out / run, seed=one, epochs=epochs, tensorboard=tensorboard, observer=watch)
-                    )
-                    continue
-                trained.append(
-                    train_run(
-                        name,
-                        out / run,
-                        seed=one,
-                        epochs=epochs,
-                        device=device,
-                        tensorboard=tensorboard,
-                        observer=watch,
-                    )
-                )
+                    metrics = train_looped(name, out / run, looped, watch, device=device, **options)
+                elif name in STACK_NAMES:
+                    metrics = train_stack(name, out / run, epochs=epochs, observer=watch, **options)
+                else:
+                    metrics = train_run(name, out / run, epochs=epochs, device=device, observer=watch, **options)
+            trained.append(metrics)
         results.append((name, [str(out / run) for run in runs[name].values()], pooled(trained)))
     if as_json:
         print_json([{"model": name, "runs": runs, "metrics": metrics} for name, runs, metrics in results])
         return
-    for name, places, metrics in results:
-        (_print_calculator if name in SPECS else print_measures)(name, ", ".join(places), metrics)
+    for name, directories, metrics in results:
+        (_print_calculator if name in SPECS else print_measures)(name, ", ".join(directories), metrics)
 
 
 def _names(models: Sequence[str]) -> list[str]:
@@ -135,24 +122,24 @@ def _print_calculator(name: str, runs: str, metrics: RunMetrics) -> None:
     from export.papers.calculator.benchmark import PAPER_SCORE, SCORE, SPLIT
 
     paper = SPECS[name].paper
-    found = {(measure.metric, measure.split): measure for measure in metrics.measures}
-    scores = [found.pop((metric, SPLIT)) for metric in (SCORE, PAPER_SCORE)]
-    others = list(dict.fromkeys(metric for metric, _ in found if metric != "mae"))
+    measures = {(measure.metric, measure.split): measure for measure in metrics.measures}
+    scores = [measures.pop((metric, SPLIT)) for metric in (SCORE, PAPER_SCORE)]
+    others = list(dict.fromkeys(metric for metric, _ in measures if metric != "mae"))
     published = {} if paper is None else paper.errors()
     papers = list(dict.fromkeys(metric for metric, _ in published))
     rows = []
-    for split in dict.fromkeys(split for _, split in found):
-        mae = found["mae", split]
+    for split in dict.fromkeys(split for _, split in measures):
+        mae = measures["mae", split]
         low, high = mae.interval or (mae.value, mae.value)
         row = [split, f"{mae.value:.3g} ± {(high - low) / 2:.2g}"]
-        row += [f"{found[metric, split].value:.3g}" if (metric, split) in found else "" for metric in others]
+        row += [f"{measures[metric, split].value:.3g}" if (metric, split) in measures else "" for metric in others]
         row += [f"{published[metric, split]:.3g}" if (metric, split) in published else "" for metric in papers]
         rows.append(row)
     title = f"{name}: {metrics.parameters:,} parameters, {metrics.epochs} epochs, {metrics.seconds:.1f} s, in {runs}"
     heads = ("split", "mae ± 95 %", *(metric.replace("_", " ") for metric in others), *(f"paper's {m}" for m in papers))
     print_table(title, heads, rows)
-    ours, papers_formula = (f"{one.value:.4g}" for one in scores)
+    benchmark, papers_formula = (f"{one.value:.4g}" for one in scores)
     printed = "" if paper is None else f", where the paper prints {paper.score:.4g}"
-    click.echo(f"Score: {ours}; 1 is the baseline. By the paper's formula: {papers_formula}{printed}.")
+    click.echo(f"Score: {benchmark}; 1 is the baseline. By the paper's formula: {papers_formula}{printed}.")
     if paper is not None and paper.long_is_no_error:
         click.echo("The paper's figure for long expressions comes from a slip in its code, not from its network.")

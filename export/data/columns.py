@@ -12,7 +12,7 @@ import numpy as np
 from edge.bundles.fields import MOST_CHARACTERS
 from edge.datatypes import Array
 from edge.errors import Raw, UsageError, printable
-from export.data.tables import Table
+from export.data.tables import DataTable
 from export.errors import DataError, listed
 
 _TEXTS = ("text", "sentence", "review", "comment", "content", "message", "document", "body", "tweet", "headline")
@@ -45,7 +45,7 @@ class Columns(NamedTuple):
     label: str
 
 
-class Rows(NamedTuple):
+class TextRows(NamedTuple):
     """Texts of a split, their labels as text (None if no row has one), and where each row is, for messages."""
 
     texts: tuple[tuple[str, ...], ...]
@@ -53,7 +53,7 @@ class Rows(NamedTuple):
     places: list[str]
 
 
-def columns_of(table: Table, texts: Sequence[str], label: str | None) -> Columns:
+def columns_of(table: DataTable, texts: Sequence[str], label: str | None) -> Columns:
     """Return the columns to read, as given, or recognised by their names where ``texts`` is empty or ``label`` None.
 
     Raises:
@@ -74,7 +74,7 @@ def columns_of(table: Table, texts: Sequence[str], label: str | None) -> Columns
     return Columns(tuple(texts), label)
 
 
-def rows_of(split: str, tables: Sequence[Table], columns: Columns) -> Rows:
+def rows_of(split: str, tables: Sequence[DataTable], columns: Columns) -> TextRows:
     """Return the rows of a split's tables.
 
     Raises:
@@ -84,7 +84,7 @@ def rows_of(split: str, tables: Sequence[Table], columns: Columns) -> Rows:
     texts: list[tuple[str, ...]] = []
     labels: list[str] = []
     numbers: list[bool] = []
-    places: list[str] = []
+    locations: list[str] = []
     unlabelled = all(_unlabelled(table, columns.label) for table in tables)
     without = [table for table in tables if columns.label not in table.columns]
     if without and (split in _LABELLED or not unlabelled):
@@ -100,23 +100,23 @@ def rows_of(split: str, tables: Sequence[Table], columns: Columns) -> Rows:
                 raise _wrong(table, "--text", f"no column {name}", "the columns of the training set")
         cells = zip(*(table.values(name) for name in columns.texts), strict=True)
         for row, cell in enumerate(cells):
-            places.append(table.place(row))
-            texts.append(tuple(_text(*one, places[-1]) for one in zip(cell, columns.texts, strict=True)))
+            locations.append(table.place(row))
+            texts.append(tuple(_text(*one, locations[-1]) for one in zip(cell, columns.texts, strict=True)))
         if unlabelled:
             continue
         classes, first = table.classes.get(columns.label), len(labels)
         for row, value in enumerate(table.values(columns.label), first):
-            labels.append(_label(value, classes, columns.label, places[row]))
+            labels.append(_label(value, classes, columns.label, locations[row]))
             numbers.append(isinstance(value, int | float) and not isinstance(value, bool) and classes is None)
             if numbers[-1] != numbers[0]:
                 kind, other = ("a number", "text") if numbers[-1] else ("text", "a number")
-                given, expected = Raw(f"{kind}, {labels[-1]}"), f"{other}, as in {places[0]}"
+                given, expected = Raw(f"{kind}, {labels[-1]}"), f"{other}, as in {locations[0]}"
                 fix = "Write all labels as text, or all as numbers."
-                raise DataError(f"{places[row]} column {columns.label}", given=given, expected=expected, fix=fix)
-    return Rows(tuple(texts), None if unlabelled else labels, places)
+                raise DataError(f"{locations[row]} column {columns.label}", given=given, expected=expected, fix=fix)
+    return TextRows(tuple(texts), None if unlabelled else labels, locations)
 
 
-def _only(table: Table, option: str, lower: Mapping[str, str], known: Sequence[str], used: Sequence[str]) -> str:
+def _only(table: DataTable, option: str, lower: Mapping[str, str], known: Sequence[str], used: Sequence[str]) -> str:
     """Return the only column with one of the known names; ``lower`` has the columns by their names in small letters."""
     columns = [lower[name] for name in known if name in lower and lower[name] not in used]
     if len(columns) == 1:
@@ -125,13 +125,13 @@ def _only(table: Table, option: str, lower: Mapping[str, str], known: Sequence[s
     raise _wrong(table, option, given, f"one of {', '.join(known)}")
 
 
-def _wrong(table: Table, option: str, given: str, expected: str) -> DataError:
+def _wrong(table: DataTable, option: str, given: str, expected: str) -> DataError:
     pair = " (twice for pairs)" if option == "--text" else ""
     fix = f"It has the columns {_names(table)}: name one with {option}{pair}."
     return DataError(f"{table.path} {option}", given=Raw(given), expected=expected, fix=fix)
 
 
-def _names(table: Table) -> str:
+def _names(table: DataTable) -> str:
     return printable(listed(list(table.columns), 20))
 
 
@@ -145,7 +145,7 @@ def _unknown(label: Any) -> bool:
     return _empty(label) or (isinstance(label, str) and label.strip().lower() in _MISSING)
 
 
-def _unlabelled(table: Table, column: str) -> bool:
+def _unlabelled(table: DataTable, column: str) -> bool:
     """Return whether no row has a label; data sets for competitions have -1 in their test split."""
     if column not in table.columns:
         return True
@@ -153,8 +153,8 @@ def _unlabelled(table: Table, column: str) -> bool:
     return all(map(_unknown, values)) or (column in table.classes and all(value == -1 for value in values))
 
 
-def _text(value: Any, column: str, place: str) -> str:
-    subject = f"{place} column {column}"
+def _text(value: Any, column: str, location: str) -> str:
+    subject = f"{location} column {column}"
     if _empty(value):
         raise DataError(subject, given=Raw("an empty cell"), expected="text", fix=_FILL)
     if not isinstance(value, str):
@@ -162,8 +162,8 @@ def _text(value: Any, column: str, place: str) -> str:
     return value.strip()
 
 
-def _label(value: Any, classes: Sequence[str] | None, column: str, place: str) -> str:
-    subject, correct = f"{place} column {column}", "Correct it, or remove the row."
+def _label(value: Any, classes: Sequence[str] | None, column: str, location: str) -> str:
+    subject, correct = f"{location} column {column}", "Correct it, or remove the row."
     if _empty(value):
         raise DataError(subject, given=Raw("an empty cell"), expected="a label", fix=_FILL)
     if classes is not None:
@@ -200,7 +200,7 @@ class Targets(NamedTuple):
 
 
 def targets_of(
-    rows: Rows, path: str, column: str, names: Sequence[str], regression: bool | None, known: Sequence[str]
+    rows: TextRows, path: str, column: str, names: Sequence[str], regression: bool | None, known: Sequence[str]
 ) -> Targets:
     """Decide what a label column holds.
 
@@ -246,7 +246,7 @@ def targets_of(
     return Targets(values, labels)
 
 
-def check_classes(counts: Mapping[str, int], subject: str, places: Mapping[str, str] | None = None) -> None:
+def check_classes(counts: Mapping[str, int], subject: str, locations: Mapping[str, str] | None = None) -> None:
     """Raise a DataError for a single class, for too many, or for one with fewer than :data:`_FEWEST` examples.
 
     Args:
@@ -271,12 +271,12 @@ def check_classes(counts: Mapping[str, int], subject: str, places: Mapping[str, 
         if len(counts) > _MOST_CLASSES:
             expected = f"at most {_MOST_CLASSES:,} classes"
         column = ", the column of the classes with --label, or --regression for numbers to predict"
-        fix = f"Give more examples{column if places else ''}."
+        fix = f"Give more examples{column if locations else ''}."
         raise DataError(subject, given=given, expected=expected, fix=fix)
     if rare:
-        first = {value: f" ({place})" for value, place in (places or {}).items()}
-        found = [f"{counts[value]} of {value!r}{first.get(value, '')}" for value in rare]
-        given, expected = Raw(listed(found, 5)), f"{_FEWEST} examples or more of each class"
+        first = {value: f" ({location})" for value, location in (locations or {}).items()}
+        counted = [f"{counts[value]} of {value!r}{first.get(value, '')}" for value in rare]
+        given, expected = Raw(listed(counted, 5)), f"{_FEWEST} examples or more of each class"
         fix = "Give more examples, leave the class out, or correct the label if it is misspelt."
         raise DataError(subject, given=given, expected=expected, fix=fix)
 
@@ -296,9 +296,9 @@ def check_enough(learnt: Array, held_out: Array, path: str, distinct: int = 1) -
 
     A correlation needs three that are distinct.
     """
-    found = len(np.unique(held_out))
-    if len(learnt) < _FEWEST or found < distinct:
-        given = Raw(f"{len(learnt)} examples to train on, and {found} distinct targets held out")
+    number = len(np.unique(held_out))
+    if len(learnt) < _FEWEST or number < distinct:
+        given = Raw(f"{len(learnt)} examples to train on, and {number} distinct targets held out")
         expected = f"{_FEWEST} and {distinct} at least"
         raise DataError(path, given=given, expected=expected, fix=f"Give more examples {_EQUAL}")
 
@@ -309,34 +309,34 @@ def class_metrics(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 def class_numbers(
-    rows: Rows, column: str, values: Sequence[str], way_out: str = "add examples of this class to the training set"
+    rows: TextRows, column: str, values: Sequence[str], way_out: str = "add examples of this class to the training set"
 ) -> Array:
     """Return the number of each row's class, int64 [n]; raise a DataError for a label that is none of the classes."""
     assert rows.labels is not None
     numbers = {value: number for number, value in enumerate(values)}
-    for label, place in zip(rows.labels, rows.places, strict=True):
+    for label, location in zip(rows.labels, rows.places, strict=True):
         if label not in numbers:
             fix = f"Correct the label, remove the row, or {way_out}."
             expected = f"one of the {len(values)} classes to learn: {listed(values, 20)}"
-            raise DataError(f"{place} column {column}", given=label, expected=expected, fix=fix)
+            raise DataError(f"{location} column {column}", given=label, expected=expected, fix=fix)
     return np.array([numbers[label] for label in rows.labels], dtype=np.int64)
 
 
-def values_of(rows: Rows, column: str) -> Array:
+def values_of(rows: TextRows, column: str) -> Array:
     """Return the value of each row, float32 [n]; raise a DataError for a label that is no number, or too large."""
     assert rows.labels is not None
-    found = []
-    for label, place in zip(rows.labels, rows.places, strict=True):
+    values = []
+    for label, location in zip(rows.labels, rows.places, strict=True):
         number = _number(label)
         if number is None or abs(number) > _LARGEST:
             expected = "a number" if number is None else f"a number from {-_LARGEST:g} to {_LARGEST:g}"
             fix = f"{'Correct it' if number is None else 'Divide the column by a constant'}, or give --classification."
-            raise DataError(f"{place} column {column}", given=label, expected=expected, fix=fix)
-        found.append(number)
-    return np.array(found, dtype=np.float32)
+            raise DataError(f"{location} column {column}", given=label, expected=expected, fix=fix)
+        values.append(number)
+    return np.array(values, dtype=np.float32)
 
 
-def _check_names(names: Sequence[str], values: Sequence[str], rows: Rows, column: str) -> None:
+def _check_names(names: Sequence[str], values: Sequence[str], rows: TextRows, column: str) -> None:
     if len(set(names)) < len(names) or len(names) < 2 or not all(0 < len(name) <= MOST_CHARACTERS for name in names):
         expected = f"two names or more that differ, of 1 to {MOST_CHARACTERS:,} characters"
         raise UsageError("--labels", given=list(names), expected=expected, fix="Correct them.")

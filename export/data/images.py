@@ -140,8 +140,8 @@ def digits() -> Images:
     except ImportError as error:
         fix = "Install it with 'pip install scikit-learn'."
         raise DataError("digits", given=Raw(error), expected="scikit-learn", fix=fix) from None
-    found = datasets.load_digits()
-    return Images(_centred(found.images[:, None], 16), found.target.astype(np.int64))
+    bunch = datasets.load_digits()
+    return Images(_centred(bunch.images[:, None], 16), bunch.target.astype(np.int64))
 
 
 class ImageFolder(ImageFiles):
@@ -161,11 +161,11 @@ class ImageFolder(ImageFiles):
 
     def __init__(self, directory: str | Path, size: int, classes: tuple[str, ...] | None = None) -> None:
         self.directory = directory = Path(directory)
-        found = sorted(path for path in directory.glob("*/*") if path.suffix.lower() in ENDINGS)
-        if not found:
+        paths = sorted(path for path in directory.glob("*/*") if path.suffix.lower() in ENDINGS)
+        if not paths:
             given = Raw("no images")
             raise DataError(f"{directory}", given=given, expected="CLASS/NAME.jpg or .png", fix=_FOLDER_FIX)
-        here = sorted({path.parent.name for path in found})
+        here = sorted({path.parent.name for path in paths})
         self.classes = classes or tuple(here)
         numbers = {name: number for number, name in enumerate(self.classes)}
         for name in here:
@@ -173,8 +173,8 @@ class ImageFolder(ImageFiles):
                 expected = f"one of the {len(numbers)} classes to learn: {listed(self.classes, 20)}"
                 fix = "Give both folders the same classes."
                 raise DataError(f"{directory}", given=name, expected=expected, fix=fix)
-        targets = np.array([numbers[path.parent.name] for path in found], dtype=np.int64)
-        super().__init__(found, image_step(size, channels=3), targets)
+        targets = np.array([numbers[path.parent.name] for path in paths], dtype=np.int64)
+        super().__init__(paths, image_step(size, channels=3), targets)
 
     @property
     def keys(self) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ class _Metadata(msgspec.Struct, frozen=True):
     info: _Info = _Info()
 
 
-class Table(NamedTuple):
+class DataTable(NamedTuple):
     """A table in memory.
 
     Attributes:
@@ -56,9 +56,9 @@ class Table(NamedTuple):
 
     def values(self, column: str) -> list[Any]:
         """Return the cells of a column; raise a DataError for text that is not UTF-8."""
-        found = self.columns[column]
+        column_cells = self.columns[column]
         try:
-            return found if isinstance(found, list) else list(found.to_pylist())
+            return column_cells if isinstance(column_cells, list) else list(column_cells.to_pylist())
         except UnicodeDecodeError as error:
             subject, fix = f"{self.path} column {column}", "Write the file again, with text in UTF-8."
             raise DataError(subject, given=Raw(error), expected="UTF-8", fix=fix) from None
@@ -68,7 +68,7 @@ class Table(NamedTuple):
         return f"{self.path} line {self.lines[row]}" if self.lines is not None else f"{self.path} row {row + 1}"
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> DataTable:
     """Read a table; the ending of the file's name decides its format.
 
     Raises:
@@ -83,7 +83,7 @@ def read_table(path: Path) -> Table:
     return reader(path)
 
 
-def _read_csv(path: Path) -> Table:
+def _read_csv(path: Path) -> DataTable:
     text = _text(path)
     # Spreadsheets write semicolons where the comma is the decimal point; a heading has no commas of its own then.
     heading = text.partition("\n")[0]
@@ -91,7 +91,7 @@ def _read_csv(path: Path) -> Table:
     return _with_heading(path, _csv_records(path, text, delimiter), "Quote cells that hold the delimiter.")
 
 
-def read_tsv(path: Path, *, header: Sequence[str] = (), skips_short_rows: bool = False) -> Table:
+def read_tsv(path: Path, *, header: Sequence[str] = (), skips_short_rows: bool = False) -> DataTable:
     """Read a table without quotes.
 
     Args:
@@ -125,7 +125,7 @@ def _csv_records(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, l
         raise DataError(f"{path} line {line}", given=Raw(error), expected="a row of CSV", fix=fix) from None
 
 
-def _with_heading(path: Path, records: Iterator[tuple[int, list[str]]], rule: str) -> Table:
+def _with_heading(path: Path, records: Iterator[tuple[int, list[str]]], rule: str) -> DataTable:
     """Return the table of records, of which the first has the names of the columns; ``rule`` is for the message."""
     names = [cell.strip() for cell in next(records, (1, []))[1]]
     _check_names(path, names)
@@ -138,10 +138,10 @@ def _with_heading(path: Path, records: Iterator[tuple[int, list[str]]], rule: st
         lines.append(line)
         for column, cell in zip(columns, cells, strict=True):
             column.append(cell)
-    return _checked(Table(path, dict(zip(names, columns, strict=True)), lines, {}))
+    return _checked(DataTable(path, dict(zip(names, columns, strict=True)), lines, {}))
 
 
-def _read_jsonl(path: Path) -> Table:
+def _read_jsonl(path: Path) -> DataTable:
     decoder = msgspec.json.Decoder(dict[str, Any])
     rows, lines = [], []
     for number, line in enumerate(_text(path).split("\n"), 1):  # not splitlines(): texts may hold U+2028
@@ -154,16 +154,16 @@ def _read_jsonl(path: Path) -> Table:
             raise DataError(f"{path} line {number}", given=given, expected="a JSON object", fix=fix) from None
         lines.append(number)
     names = dict.fromkeys(name for row in rows for name in row)
-    return _checked(Table(path, {name: [row.get(name) for row in rows] for name in names}, lines, {}))
+    return _checked(DataTable(path, {name: [row.get(name) for row in rows] for name in names}, lines, {}))
 
 
-def _read_parquet(path: Path) -> Table:
+def _read_parquet(path: Path) -> DataTable:
     from pyarrow import parquet
 
     return _from_arrow(path, lambda: parquet.read_table(path))
 
 
-def _read_arrow(path: Path) -> Table:
+def _read_arrow(path: Path) -> DataTable:
     import pyarrow
 
     def read() -> Any:
@@ -173,7 +173,7 @@ def _read_arrow(path: Path) -> Table:
     return _from_arrow(path, read)
 
 
-def _from_arrow(path: Path, read: Callable[[], Any]) -> Table:
+def _from_arrow(path: Path, read: Callable[[], Any]) -> DataTable:
     import pyarrow
 
     try:
@@ -189,10 +189,10 @@ def _from_arrow(path: Path, read: Callable[[], Any]) -> Table:
         raise DataError(f"{path}", given=Raw(error), expected=f"a file {path.suffix}", fix=fix) from None
     _check_names(path, table.column_names)
     columns = {name: table.column(name) for name in table.column_names}
-    return _checked(Table(path, columns, None, classes))
+    return _checked(DataTable(path, columns, None, classes))
 
 
-def _checked(table: Table) -> Table:
+def _checked(table: DataTable) -> DataTable:
     if not table.rows:
         expected = "one at least" + ", below the heading" * (table.path.suffix.lower() in (".csv", ".tsv"))
         fix = "Give a file with examples."
@@ -220,7 +220,7 @@ def _text(path: Path) -> str:
         raise DataError(f"{path} line {line}", given=given, expected="UTF-8", fix="Save the file as UTF-8.") from None
 
 
-_READERS: Mapping[str, Callable[[Path], Table]] = {
+_READERS: Mapping[str, Callable[[Path], DataTable]] = {
     ".csv": _read_csv,
     ".tsv": read_tsv,
     ".jsonl": _read_jsonl,
@@ -241,14 +241,14 @@ DEV = ("dev", "validation", "valid", "val", "test")
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})")
 
 
-class Found(NamedTuple):
+class DataFiles(NamedTuple):
     """Files, or for images folders, by the name of the split; ``train`` is the first."""
 
     images: bool
     splits: Mapping[str, tuple[Path, ...]]
 
 
-def find(path: Path, dev: Path | None) -> Found:
+def find(path: Path, dev: Path | None) -> DataFiles:
     """Return the files of own data.
 
     Args:
@@ -258,16 +258,16 @@ def find(path: Path, dev: Path | None) -> Found:
     Raises:
         DataError: there are none of these, a split has files of two formats or lacks one, or its name is taken.
     """
-    found = _find(path, "--data")
-    found = found._replace(splits=_with_train(path, found.splits))
+    data = _find(path, "--data")
+    data = data._replace(splits=_with_train(path, data.splits))
     if dev is None:
-        return found
+        return data
     other = _find(dev, "--dev")
-    if other.images != found.images:
-        given, expected = ("images" if each.images else "tables" for each in (other, found))
+    if other.images != data.images:
+        given, expected = ("images" if each.images else "tables" for each in (other, data))
         expected, fix = f"{expected}, as in --data", "Give both in the same form."
         raise DataError(f"--dev {dev}", given=Raw(given), expected=expected, fix=fix)
-    return Found(found.images, {TRAIN: found.splits[TRAIN], DEV[0]: other.splits[_measured(dev, other.splits)]})
+    return DataFiles(data.images, {TRAIN: data.splits[TRAIN], DEV[0]: other.splits[_measured(dev, other.splits)]})
 
 
 def _measured(dev: Path, splits: Mapping[str, tuple[Path, ...]]) -> str:
@@ -279,25 +279,25 @@ def _measured(dev: Path, splits: Mapping[str, tuple[Path, ...]]) -> str:
     return named[0]
 
 
-def _find(path: Path, option: str) -> Found:
+def _find(path: Path, option: str) -> DataFiles:
     if not path.exists():
         raise DataError(f"{path}", given=Raw("nothing there"), expected=KNOWN, fix=f"Give another {option}.")
     if path.is_file():
-        return Found(False, {TRAIN: (path,)})
+        return DataFiles(False, {TRAIN: (path,)})
     if (path / "dataset_dict.json").is_file():
-        return Found(
+        return DataFiles(
             False, {name: _saved(path / name) for name in _json(path / "dataset_dict.json", _DatasetDict).splits}
         )
     if (path / "state.json").is_file():
-        return Found(False, {TRAIN: _saved(path)})
+        return DataFiles(False, {TRAIN: _saved(path)})
     tables = _tables(path)
     if tables:
-        return Found(False, tables)
+        return DataFiles(False, tables)
     folders = {name: (path / name,) for name in (TRAIN, *DEV) if _has_classes(path / name)}
     if folders:
-        return Found(True, folders)
+        return DataFiles(True, folders)
     if _has_classes(path):
-        return Found(True, {TRAIN: (path,)})
+        return DataFiles(True, {TRAIN: (path,)})
     others = sorted(file.name for file in path.glob("**/*") if file.suffix.lower() in OTHER_ENDINGS)
     if others:
         given = Raw(f"{len(others)} images in other formats, such as {others[0]}")

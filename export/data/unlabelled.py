@@ -79,15 +79,15 @@ def read_texts(path: Path, pair: bool) -> tuple[tuple[str, ...], ...]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        found = tuple(text.strip() for text in line.split("\t"))
-        if len(found) != 1 + pair or not all(found):
-            given = Raw(f"{sum(map(bool, found))} texts in {len(found)} columns")
+        items = tuple(text.strip() for text in line.split("\t"))
+        if len(items) != 1 + pair or not all(items):
+            given = Raw(f"{sum(map(bool, items))} texts in {len(items)} columns")
             raise DataError(f"{path} line {number}", given=given, expected=each, fix=fix)
-        size = max(len(text.encode()) for text in found)
+        size = max(len(text.encode()) for text in items)
         if size > MAX_TEXT_BYTES:
             given, expected = Raw(f"a text of {size} bytes"), f"at most {MAX_TEXT_BYTES}, a bundle's limit"
             raise DataError(f"{path} line {number}", given=given, expected=expected, fix="Shorten it, or leave it out.")
-        texts.append(found)
+        texts.append(items)
     if len(texts) < 2:
         raise DataError(f"texts {path}", given=Raw(f"{len(texts)} texts"), expected="two at least", fix=fix)
     return tuple(texts)
@@ -121,8 +121,8 @@ class ImageFiles:
         known = []
         for path in self.paths:
             with _reading(path):
-                found = path.stat()
-            known.append((path.name, found.st_size, found.st_mtime_ns))
+                status = path.stat()
+            known.append((path.name, status.st_size, status.st_mtime_ns))
         return self.targets, np.frombuffer(f"{self.step} {known}".encode(), np.uint8)
 
     def batch(self, rows: Array) -> Batch:
@@ -166,9 +166,9 @@ def _reading(path: Path) -> Iterator[None]:
 
 def find_images(directory: Path) -> list[Path]:
     """Return the JPEG and PNG files below a directory, by name; raise a DataError if there are fewer than two."""
-    found = sorted(path for path in directory.rglob("*") if path.suffix.lower() in ENDINGS)
-    if len(found) < 2:
-        given = Raw(f"{len(found)} images" if directory.is_dir() else "no directory")
+    images = sorted(path for path in directory.rglob("*") if path.suffix.lower() in ENDINGS)
+    if len(images) < 2:
+        given = Raw(f"{len(images)} images" if directory.is_dir() else "no directory")
         expected = f"two at least, {', '.join(ENDINGS)}"
         raise DataError(f"images in {directory}", given=given, expected=expected, fix=_FIX)
-    return found
+    return images

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -15,6 +15,7 @@ from scipy.optimize import least_squares
 
 from export.estimate.measurements import Measurement, published
 from export.estimate.roofline import FITTED, Constants, Errors, Prediction, Regime, predict
+from export.report.table import Table, with_tables, write_pages
 
 #: Where the search begins. A constant that no remaining measurement depends on stays here: INT8 as FP16.
 _START = Constants(product_ms=0.01, other_ms=0.006, product=0.5, int8=1.0, attention=0.1, memory=0.9)
@@ -53,8 +54,8 @@ def fit(measurements: Sequence[Measurement]) -> Constants:
         errors = [float(np.log(predict(work, None, mode, constants).milliseconds / ms)) for work, mode, ms in runs]
         return [*errors, *(_STAY * (logarithms - start))]
 
-    found = least_squares(residuals, start, diff_step=1e-4)
-    return Constants(*map(_rounded, np.exp(found.x)))
+    solution = least_squares(residuals, start, diff_step=1e-4)
+    return Constants(*map(_rounded, np.exp(solution.x)))
 
 
 def compare() -> tuple[Compared, ...]:
@@ -75,17 +76,17 @@ def errors(compared: Sequence[Compared]) -> dict[Regime, Errors]:
 
     Fitted measurements count with the prediction of a fit without their network. Narrow networks were not fitted to.
     """
-    found: dict[Regime, Errors] = {}
+    by_regime: dict[Regime, Errors] = {}
     for regime in get_args(Regime):
         shares = [
             one.left_out_error
             for one in compared
             if regime in one.prediction.regimes and (regime == "narrow" or not one.measurement.check)
         ]
-        found[regime] = Errors(
+        by_regime[regime] = Errors(
             len(shares), _rounded(np.sqrt(np.mean(np.square(shares)))), _rounded(max(map(abs, shares)))
         )
-    return found
+    return by_regime
 
 
 def _rounded(value: float) -> float:
@@ -93,39 +94,27 @@ def _rounded(value: float) -> float:
 
 
 README = Path(__file__).parent / "README.md"
-#: The tables begin here and go on to the end.
-HEADING = "## Constants\n"
-_MARKER = "<!-- table: export/estimate/measurements.json by python -m export.estimate.document -->"
 
 
-def tables(compared: Sequence[Compared]) -> str:
-    """Return the part of README.md that follows from the measurements."""
-    fitted = [one for one in compared if not one.measurement.check]
+def pages() -> dict[Path, str]:
+    """Return README.md, with its tables made from the measurements."""
+    compared, everything = compare(), published()
     checks = [one for one in compared if one.measurement.check]
-    everything = published()
-    unused = sum(each.rows for each in everything.unused)
-    return "\n".join(
-        [
-            HEADING,
-            *_constants(FITTED),
-            "\n## Errors by regime\n",
-            *_errors(compared),
-            f"\n## The {len(fitted)} measurements of the fit\n",
-            *_rows(fitted),
-            f"\n## {len(checks)} measurements beside it\n",
-            *_rows(checks),
-            "",
-            *(f"- {reason}" for reason in _reasons(checks)),
-            f"\n## {unused} published figures that are not used\n",
-            *_table(("figures", "what", "why not"), ((each.rows, each.what, each.why) for each in everything.unused)),
-            "\n## Sources\n",
-            *_table(("key", "repository, file, runtime"), everything.sources.items()),
-            "",
-        ]
-    )
+    unused = [(each.what, each.why, each.rows) for each in everything.unused]
+    tables = {
+        "constants": _constants(FITTED),
+        "errors": _errors(compared),
+        "fitted": _rows([one for one in compared if not one.measurement.check]),
+        "checks": _rows(checks),
+        "reasons": Table("", ("not fitted to", "because"), _reasons(checks), 2),
+        "unused": Table("", ("figures", "why not", "number"), [*unused, ("all", "", sum(row[2] for row in unused))], 2),
+        "sources": Table("", ("key", "repository, file, runtime"), [*everything.sources.items()], 2),
+    }
+    by_record = {f"export/estimate/measurements.json#{name}": table for name, table in tables.items()}
+    return {README: with_tables(README.read_text(), "python -m export.estimate.document", by_record)}
 
 
-def _constants(constants: Constants) -> list[str]:
+def _constants(constants: Constants) -> Table:
     rows = (
         ("fixed time of a product or attention, at 1,020 MHz", f"{1e3 * constants.product_ms:.3g} µs"),
         ("fixed time of any other kernel", f"{1e3 * constants.other_ms:.3g} µs"),
@@ -134,52 +123,45 @@ def _constants(constants: Constants) -> list[str]:
         ("attention, share of the FP16 peak", f"{constants.attention:.1%}"),
         ("memory, share of its peak", f"{constants.memory:.1%}"),
     )
-    return _table(("constant", "fitted"), rows)
+    return Table("", ("constant", "fitted"), rows)
 
 
-def _errors(compared: Sequence[Compared]) -> list[str]:
-    rows = (
+def _errors(compared: Sequence[Compared]) -> Table:
+    rows = [
         (regime, each.count, f"{each.rms:.1%}", f"{each.largest:.0%}", f"{each.band:.0%}")
         for regime, each in errors(compared).items()
-    )
-    return _table(("regime", "n", "RMS", "largest", "band"), rows)
+    ]
+    return Table("", ("regime", "n", "RMS", "largest", "band"), rows)
 
 
-def _rows(compared: Sequence[Compared]) -> list[str]:
+def _rows(compared: Sequence[Compared]) -> Table:
     graphs = {True: "yes", False: "no", None: "not stated"}
     rows = []
     for one in compared:
-        run, found = one.measurement, one.prediction
+        run, prediction = one.measurement, one.prediction
         left_out = "" if run.check else f"{one.left_out_error:+.0%}"
-        sizes = (f"{run.gpu_mhz:,.0f}", run.precision.upper(), run.batch, graphs[run.cuda_graph], found.kernels)
-        times = (f"{run.ms:.4g}", f"{found.milliseconds:.4g}", f"{one.error:+.0%}", left_out)
+        sizes = (run.precision.upper(), graphs[run.cuda_graph], f"{run.gpu_mhz:,.0f}", run.batch, prediction.kernels)
+        times = (f"{run.ms:.4g}", f"{prediction.milliseconds:.4g}", f"{one.error:+.0%}", left_out)
         note = f" ({run.note})" if run.note else ""
-        rows.append((f"{run.network}{note}", run.source, *sizes, *times, ", ".join(found.regimes)))
-    header = ("network", "source", "MHz", "precision", "rows", "graph", "kernels", "ms", "predicted", "error")
-    return _table((*header, "left out", "regime"), rows)
+        rows.append((f"{run.network}{note}", run.source, ", ".join(prediction.regimes), *sizes, *times))
+    heads = ("network", "source", "regime", "precision", "graph", "MHz", "rows", "kernels", "ms", "predicted", "error")
+    return Table("", (*heads, "left out"), rows, 5)
 
 
-def _reasons(checks: Sequence[Compared]) -> Iterable[str]:
+def _reasons(checks: Sequence[Compared]) -> list[tuple[str, str]]:
     names: dict[str, dict[str, None]] = {}
     for one in checks:
         names.setdefault(one.measurement.check, {})[one.measurement.network] = None
-    return (f"{', '.join(networks)}: {reason}." for reason, networks in names.items())
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Return a table behind the marker that names its record."""
-    lines = [header, ["---"] * len(header), *rows]
-    return [_MARKER, "", *("| " + " | ".join(map(str, line)) + " |" for line in lines)]
+    return [(", ".join(networks), reason) for reason, networks in names.items()]
 
 
 @click.command()
 def main() -> None:
     """Fit the constants and write the tables; the constants of roofline.py are to be those that this prints."""
-    compared = compare()
     click.echo(fit([one for one in published().measurements if not one.check]))
-    for regime, each in errors(compared).items():
+    for regime, each in errors(compare()).items():
         click.echo(f"{regime}: {each}")
-    README.write_text(README.read_text().split(HEADING)[0] + tables(compared))
+    write_pages(pages())
 
 
 if __name__ == "__main__":

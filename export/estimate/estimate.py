@@ -111,38 +111,30 @@ def estimate_bundle(
 
     artifacts = {tier: {role: one.artifact for role, one in files.items()} for tier, files in models.items()}
     counts = {tier: mean for tier, (mean, _) in means.items()}
-    found = predict_tiers(manifest, artifacts, bundle.read, run, batches=batches, lengths=lengths, loops=counts)
+    predictions = predict_tiers(manifest, artifacts, bundle.read, run, batches=batches, lengths=lengths, loops=counts)
     rows = []
-    for tier_name, part, prediction, times_faster in found:
+    for tier_name, part, prediction, times_faster in predictions:
         mean, source = means[tier_name] if part.whole else (None, "")
         files = models[tier_name]
-        rows.append(
-            Row(
-                tier=tier_name,
-                precision=files[manifest.roles[-1]].artifact.precision,
-                rows=part.rows,
-                tokens=part.tokens,
-                milliseconds=prediction.milliseconds,
-                prediction=prediction,
-                times_faster=times_faster,
-                counted=all(file.launches is not None for file in files.values()),
-                part=part.name,
-                loops=mean,
-                loops_source=source,
-            )
+        row = Row(
+            tier=tier_name,
+            precision=files[manifest.roles[-1]].artifact.precision,
+            rows=part.rows,
+            tokens=part.tokens,
+            milliseconds=prediction.milliseconds,
+            prediction=prediction,
+            times_faster=times_faster,
+            part=part.name,
+            counted=all(file.launches is not None for file in files.values()),
+            loops=mean,
+            loops_source=source,
         )
+        rows.append(row)
     recommended, reason = _recommended([row for row in rows if row.loops] or rows)
-    return Estimate(
-        str(path),
-        DEVICES[device].name,
-        power_mode,
-        PREDICTION,
-        {regime: ERRORS[regime] for regime in ERRORS if any(regime in row.prediction.regimes for row in rows)},
-        how_counted(all(row.counted for row in rows)),
-        tuple(rows),
-        recommended,
-        reason,
-    )
+    bounds = {regime: ERRORS[regime] for regime in ERRORS if any(regime in row.prediction.regimes for row in rows)}
+    kernels = how_counted(all(row.counted for row in rows))
+    name = DEVICES[device].name
+    return Estimate(str(path), name, power_mode, PREDICTION, bounds, kernels, tuple(rows), recommended, reason)
 
 
 def _mean_loops(bundle: Bundle, tier: Tier) -> tuple[float, str]:
@@ -160,7 +152,7 @@ def _recommended(rows: Sequence[Row]) -> tuple[str, str]:
     speeds: dict[str, list[float]] = {}
     for row in rows:
         speeds.setdefault(row.tier, []).append(row.times_faster)
-    means: Mapping[str, float] = {tier: sum(found) / len(found) for tier, found in speeds.items()}
+    means: Mapping[str, float] = {tier: sum(ratios) / len(ratios) for tier, ratios in speeds.items()}
     fastest = max(means, key=means.__getitem__)
     if means[fastest] < _WORTH:
         return first, f"no tier is predicted to be {_WORTH:g} times as fast as {first!r}"

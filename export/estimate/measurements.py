@@ -8,7 +8,7 @@ from importlib.resources import files
 import msgspec
 
 from export.estimate.devices import Mode
-from export.estimate.work import ITEM_BYTES, Kernel, Work
+from export.estimate.work import ITEM_BYTES, Kernel, Work, product
 
 #: Kernels of an encoder's layer besides its four products and its attention, and kernels around the layers:
 #: TensorRT 10.3 lists 92 layers for ViT-B/16.
@@ -35,19 +35,14 @@ class Encoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return products and attentions."""
         rows, values = self.tokens * batch, self.heads * self.head_width
         projected = values + 2 * (self.kv_heads or self.heads) * self.head_width
-        found = []
-        for inner, width in (
-            (self.width, projected),
-            (values, self.width),
-            (self.width, self.ffn * (2 if self.gated else 1)),
-            (self.ffn, self.width),
-        ):
-            found.append(_product(rows, inner, width, precision))
+        inside = self.ffn * (2 if self.gated else 1)
+        shapes = ((self.width, projected), (values, self.width), (self.width, inside), (self.ffn, self.width))
+        products = [product(rows, inner, width, precision) for inner, width in shapes]
         pairs = batch * self.tokens**2 * (0.5 if self.causal else 1)
-        found.append(Kernel("attention", gflop=4e-9 * values * pairs, inner=self.head_width))
-        around = [_product(rows, self.patch, self.width, "fp16")] if self.patch else []
-        around += [_product(1, self.width, self.outputs, precision)] if self.outputs else []
-        return found * self.layers + around
+        products.append(Kernel("attention", gflop=4e-9 * values * pairs, inner=self.head_width))
+        around = [product(rows, self.patch, self.width, "fp16")] if self.patch else []
+        around += [product(1, self.width, self.outputs, precision)] if self.outputs else []
+        return products * self.layers + around
 
 
 class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,30 +63,17 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def work(self, precision: str, batch: int, kernels: int = 0) -> Work:
         """Return the work of a run; ``kernels`` of the measured engine replace those of the network."""
-        found = self.encoder.kernels(precision, batch) if self.encoder else []
+        counted = self.encoder.kernels(precision, batch) if self.encoder else []
         for count, rows, inner, width, *read in self.products:
-            found += [_product(rows * batch, inner, width, precision, *(each * batch for each in read))] * count
+            counted += [product(rows * batch, inner, width, precision, *(each * batch for each in read))] * count
         for count, heads, queries, keys, width in self.attention:
-            found += [Kernel("attention", gflop=4e-9 * batch * heads * queries * keys * width, inner=width)] * count
+            counted += [Kernel("attention", gflop=4e-9 * batch * heads * queries * keys * width, inner=width)] * count
         for count, size in self.others:
             size = size * batch * ITEM_BYTES[precision] // 2
-            found += [Kernel("other", activation_bytes=size)] * count
+            counted += [Kernel("other", activation_bytes=size)] * count
         listed = kernels or self.kernels
         usual = round(_OTHERS_OF_A_LAYER * self.encoder.layers) + _OTHERS_AROUND if self.encoder else 0
-        return Work(tuple(found), max(listed - len(found), 0) if listed else usual, batch)
-
-
-def _product(rows: int, inner: int, width: int, precision: str, convolved: int = 0) -> Kernel:
-    return Kernel(
-        "product",
-        gflop=2e-9 * rows * inner * width,
-        precision=precision,
-        rows=rows,
-        inner=inner,
-        convolution=bool(convolved),
-        weight_bytes=inner * width * ITEM_BYTES[precision],
-        activation_bytes=((convolved or rows * inner) + rows * width) * ITEM_BYTES[precision],
-    )
+        return Work(tuple(counted), max(listed - len(counted), 0) if listed else usual, batch)
 
 
 class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

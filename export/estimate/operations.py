@@ -67,11 +67,11 @@ class ModelWork:
             BundleError: a product's shape does not follow from the inputs' shapes.
         """
         graph = _Graph(self._inferred(shapes), self._subject)
-        found = structure_of(graph.nodes, graph.constants)
-        kernels = [graph.product(nodes) for nodes in found.products]
-        kernels += [graph.attention(nodes) for nodes in found.attentions]
+        structure = structure_of(graph.nodes, graph.constants)
+        kernels = [graph.product(nodes) for nodes in structure.products]
+        kernels += [graph.attention(nodes) for nodes in structure.attentions]
         batch = next((shape[0] for shape in shapes.values() if len(shape) > 1), 1)
-        return Work(tuple(kernels), found.others, batch)
+        return Work(tuple(kernels), structure.others, batch)
 
     def _inferred(self, shapes: Mapping[str, tuple[int, ...]]) -> ModelProto:
         """Return the model with inputs of fixed shapes, and the shapes that follow.
@@ -109,12 +109,12 @@ def _add_computed_shapes(model: ModelProto) -> None:
     }
     try:
         with np.errstate(all="ignore"):  # zeros may divide zeros
-            found = ReferenceEvaluator(model).run(None, feeds, intermediate=True)
+            arrays = ReferenceEvaluator(model).run(None, feeds, intermediate=True)
     except Exception:  # it raises whatever its operators do; what is missing is reported where it is needed
         return
     del model.graph.value_info[:]
     outputs = {value.name: value for value in model.graph.output}
-    for name, array in found.items():
+    for name, array in arrays.items():
         if not isinstance(array, np.ndarray | np.generic):  # an optional input that a node leaves out
             continue
         kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
@@ -138,9 +138,9 @@ class _Graph:
         """Return the shape of a tensor."""
         if name in self.constants:
             return tuple(self.constants[name].dims)
-        found = self._types.get(name)
-        sizes = [d.dim_value if d.HasField("dim_value") else 0 for d in found.shape.dim] if found else []
-        if found is None or not found.HasField("shape") or 0 in sizes:
+        kind = self._types.get(name)
+        sizes = [d.dim_value if d.HasField("dim_value") else 0 for d in kind.shape.dim] if kind else []
+        if kind is None or not kind.HasField("shape") or 0 in sizes:
             given, expected = f"a tensor {name!r} of unknown shape", "shapes that follow from the inputs"
             raise BundleError(self._subject, given=Raw(given), expected=expected, fix=_MEASURE)
         return tuple(sizes)

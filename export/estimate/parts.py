@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from edge.bundles.fields import Role
+from edge.bundles.golden import decode_npz
 from edge.bundles.manifest import Artifact, Manifest, Tensors, Tier
-from edge.bundles.npz import decode_npz
 from edge.bundles.programs import GenerateProgram, HeadProgram, LoopProgram
 from edge.programs.head import HeadLayer
 from export.estimate.devices import Mode
@@ -60,8 +60,8 @@ class FirstTier(dict[Hashable, float]):
 def tier_files(tier: Tier, runtime: str, roles: Sequence[Role]) -> dict[Role, Artifact]:
     """Return a tier's file of each role for a runtime; none if one is missing."""
     files = {(one.runtime, one.role): one for one in tier.artifacts}
-    found = {role: files.get((runtime, role)) or files.get(("any", role)) for role in roles}
-    present = {role: one for role, one in found.items() if one}
+    by_role = {role: files.get((runtime, role)) or files.get(("any", role)) for role in roles}
+    present = {role: one for role, one in by_role.items() if one}
     return present if len(present) == len(roles) else {}
 
 
@@ -132,14 +132,13 @@ def predict_tiers(
         read, batches, lengths: see :func:`parts_of`.
         loops: of a request to each tier of a looped model.
     """
-    first: dict[tuple[str, int, int | None], float] = {}  # milliseconds
-    found = []
+    first, predictions = FirstTier(), []
     for tier, artifacts in files.items():
         for part in parts_of(manifest, artifacts, read, batches=batches, lengths=lengths, loops=loops.get(tier)):
             prediction = total([(run.times, predict_run(tier, run.role, run.shapes)) for run in part.runs])
-            faster = first.setdefault(part.key, prediction.milliseconds) / prediction.milliseconds
-            found.append(PartPrediction(tier, part, prediction, faster))
-    return found
+            faster = first.times_faster(part.key, prediction.milliseconds)
+            predictions.append(PartPrediction(tier, part, prediction, faster))
+    return predictions
 
 
 def predict_file(model: bytes, shapes: Shapes, mode: Mode, subject: str) -> Prediction:
@@ -153,17 +152,17 @@ def predict_file(model: bytes, shapes: Shapes, mode: Mode, subject: str) -> Pred
 
 def _of_loop(files: Mapping[Role, Tensors], batches: Sequence[int], loops: float | None) -> list[Part]:
     tokens = next(iter(files["step"].profile.values())).opt[1]
-    found = []
+    parts = []
     for rows in batches:
         runs = [
             Run(role, {name: (rows, *one.opt[1:]) for name, one in file.profile.items()})
             for role, file in files.items()
         ]
-        found += [Part(run.role, rows, tokens, (run,)) for run in runs]
+        parts += [Part(run.role, rows, tokens, (run,)) for run in runs]
         if loops is not None:
             counted = (run if run.role == "embed" else run._replace(times=loops) for run in runs)
-            found.append(Part(f"{loops:.3g} loops", rows, tokens, tuple(counted), whole=True))
-    return found
+            parts.append(Part(f"{loops:.3g} loops", rows, tokens, tuple(counted), whole=True))
+    return parts
 
 
 def _of_decoder(program: GenerateProgram, file: Tensors, batches: Sequence[int], lengths: Sequence[int]) -> list[Part]:
@@ -174,15 +173,15 @@ def _of_decoder(program: GenerateProgram, file: Tensors, batches: Sequence[int],
     sizes = [("prefill", rows, tokens, 1) for rows, tokens in prompts]
     sizes += [(f"decode, {cached} cached", rows, 1, cached) for rows in batches]
     return [
-        Part(name, rows, tokens, (Run("backbone", _of_cache(program, file, rows, tokens or 1, places)),))
-        for name, rows, tokens, places in sizes
+        Part(name, rows, tokens, (Run("backbone", _of_cache(program, file, rows, tokens or 1, cached_tokens)),))
+        for name, rows, tokens, cached_tokens in sizes
     ]
 
 
-def _of_cache(program: GenerateProgram, file: Tensors, rows: int, tokens: int, places: int) -> Shapes:
+def _of_cache(program: GenerateProgram, file: Tensors, rows: int, tokens: int, cached: int) -> Shapes:
     free = {program.tokens: tokens}
     return {
-        spec.name: (rows, *(free.get(spec.name, places) if size == -1 else size for size in spec.shape[1:]))
+        spec.name: (rows, *(free.get(spec.name, cached) if size == -1 else size for size in spec.shape[1:]))
         for spec in file.inputs
     }
 
@@ -197,7 +196,7 @@ def _of_head(
         for layer in range(program.layers)
     ]
     return [
-        Part("head", rows, None, tuple(Run("head", own | layer) for layer in layers))
+        Part("head", rows, None, tuple(Run("head", inputs | layer) for layer in layers))
         for rows in batches
-        for own in [{spec.name: (rows, *spec.shape[1:]) for spec in manifest.inputs}]
+        for inputs in [{spec.name: (rows, *spec.shape[1:]) for spec in manifest.inputs}]
     ]

@@ -168,16 +168,16 @@ def _times(kernel: Kernel, mode: Mode, constants: Constants) -> tuple[float, flo
 
 
 def _qualities(work: Work) -> tuple[Regime, ...]:
-    found: dict[Regime, bool] = {
+    applying: dict[Regime, bool] = {
         "int8": "int8" in work.gflop,
         "batch": work.batch > 1,
         "narrow": _narrow(work, "product", _PRODUCT_WIDTH) or _narrow(work, "attention", _HEAD_WIDTH),
     }
-    return tuple(regime for regime, applies in found.items() if applies)
+    return tuple(regime for regime, applies in applying.items() if applies)
 
 
 def _narrow(work: Work, kind: str, least: int) -> bool:
     """Return whether most operations of a kind, convolutions aside, are in kernels narrower than ``least``."""
-    found = [kernel for kernel in work.kernels if kernel.kind == kind and not kernel.convolution]
-    narrow = sum(kernel.gflop for kernel in found if kernel.inner < least)
-    return 2 * narrow > sum(kernel.gflop for kernel in found)
+    kernels = [kernel for kernel in work.kernels if kernel.kind == kind and not kernel.convolution]
+    narrow = sum(kernel.gflop for kernel in kernels if kernel.inner < least)
+    return 2 * narrow > sum(kernel.gflop for kernel in kernels)

@@ -39,17 +39,17 @@ def check_sizes(
         UsageError: the model does not take inputs of such a size.
     """
     check_batches(max_batch_size, batches)
-    axis = 1 if max_batch_size else 0
-    free = {spec.name: [place for place in range(axis, len(spec.shape)) if spec.shape[place] == -1] for spec in inputs}
+    first = 1 if max_batch_size else 0
+    free = {spec.name: [axis for axis in range(first, len(spec.shape)) if spec.shape[axis] == -1] for spec in inputs}
     ranges = {
-        tuple(shape[places[0]] for shape in (profile[name].min, profile[name].opt, profile[name].max))
-        for name, places in free.items()
-        if places
+        tuple(shape[axes[0]] for shape in (profile[name].min, profile[name].opt, profile[name].max))
+        for name, axes in free.items()
+        if axes
     }
-    if len(ranges) != 1 or any(len(places) > 1 for places in free.values()):
+    if len(ranges) != 1 or any(len(axes) > 1 for axes in free.values()):
         return [(batch, None) for batch in batches]
     ((least, opt, most),) = ranges
-    name = next(name for name, places in free.items() if places)
+    name = next(name for name, axes in free.items() if axes)
     for tokens in lengths:
         if not least <= tokens <= most:
             expected = f"{least} to {most}, as the bundle takes {name!r}"

@@ -59,50 +59,50 @@ def structure_of(nodes: Sequence[NodeProto], constants: Mapping[str, TensorProto
     reads: dict[int, set[int]] = {}  # products and softmaxes: those from which they read, directly or through a group
     sums: dict[int, int] = {}  # of tokens: the group of each
     sources: list[set[int]] = []  # of each group: the products and softmaxes that it reads
-    for place, node in enumerate(nodes):
+    for index, node in enumerate(nodes):
         if fixed.issuperset(filter(None, node.input)):
             fixed.update(node.output)
             continue
-        found = [tensors[name] for name in node.input if name in tensors]
-        depth = max((tensor.depth for tensor in found), default=0)
-        read = {tensor.maker for tensor in found if tensor.maker >= 0}
+        inputs = [tensors[name] for name in node.input if name in tensors]
+        depth = max((tensor.depth for tensor in inputs), default=0)
+        read = {tensor.maker for tensor in inputs if tensor.maker >= 0}
         is_sum = _sums_tokens(node, constants) and "LayerNormalization" in {
-            nodes[each].op_type for tensor in found if tensor.group >= 0 for each in groups[tensor.group]
+            nodes[each].op_type for tensor in inputs if tensor.group >= 0 for each in groups[tensor.group]
         }
         if is_sum:
-            sums[place] = max(tensor.group for tensor in found)
+            sums[index] = max(tensor.group for tensor in inputs)
         if is_sum or node.op_type in (*PRODUCTS, "Softmax"):
-            reads[place] = read.union(*(sources[tensor.group] for tensor in found if tensor.group >= 0))
-            tensors.update(dict.fromkeys(node.output, _Tensor(depth + 1, -1, place)))
+            reads[index] = read.union(*(sources[tensor.group] for tensor in inputs if tensor.group >= 0))
+            tensors.update(dict.fromkeys(node.output, _Tensor(depth + 1, -1, index)))
         else:
-            same = sorted({tensor.group for tensor in found if tensor.group >= 0 and tensor.depth == depth})
+            same = sorted({tensor.group for tensor in inputs if tensor.group >= 0 and tensor.depth == depth})
             made = _Tensor(depth, len(groups), -1)
-            groups.append([place, *(each for group in same for each in groups[group])])
+            groups.append([index, *(each for group in same for each in groups[group])])
             sources.append(read.union(*(sources[group] for group in same)))
             tensors.update(dict.fromkeys((name for each in groups[-1] for name in nodes[each].output), made))
             for group in same:
                 groups[group] = []
-    softmaxes = [place for place in reads if nodes[place].op_type == "Softmax"]
-    weightless = {place for place in reads if nodes[place].op_type == "MatMul" and fixed.isdisjoint(nodes[place].input)}
+    softmaxes = [index for index in reads if nodes[index].op_type == "Softmax"]
+    weightless = {index for index in reads if nodes[index].op_type == "MatMul" and fixed.isdisjoint(nodes[index].input)}
     attentions = [
-        [*(reads[place] & weightless), place, *(each for each in weightless if place in reads[each])]
-        for place in softmaxes
+        [*(reads[index] & weightless), index, *(each for each in weightless if index in reads[each])]
+        for index in softmaxes
     ]
     attentions = [each for each in attentions if len(each) > 1]
-    within = {place for each in attentions for place in each}
-    last = within.difference(*(reads[place] for place in within))
+    within = {index for each in attentions for index in each}
+    last = within.difference(*(reads[index] for index in within))
     products: dict[object, list[NodeProto]] = {}
-    for place in reads:
-        node = nodes[place]
-        if place not in within and place not in sums and node.op_type != "Softmax":
+    for index in reads:
+        node = nodes[index]
+        if index not in within and index not in sums and node.op_type != "Softmax":
             shared = node.op_type in ("MatMul", "Gemm") and node.input[1] in fixed
-            products.setdefault(node.input[0] if shared else place, []).append(node)
-    others = len(set(sums.values())) + sum(place not in within for place in softmaxes)
+            products.setdefault(node.input[0] if shared else index, []).append(node)
+    others = len(set(sums.values())) + sum(index not in within for index in softmaxes)
     makers = {name: node.op_type for node in nodes for name in node.output}
-    quantised = {place for place in reads if makers.get(nodes[place].input[0]) == "DequantizeLinear"}
-    convolutions = {place for place in reads if nodes[place].op_type == "Conv"}
+    quantised = {index for index in reads if makers.get(nodes[index].input[0]) == "DequantizeLinear"}
+    convolutions = {index for index in reads if nodes[index].op_type == "Conv"}
     for members, read in zip(groups, sources, strict=True):
-        operators = {nodes[place].op_type for place in members}
+        operators = {nodes[index].op_type for index in members}
         others += not (
             operators <= _RESHAPES
             or read & (within - last)
@@ -110,7 +110,7 @@ def structure_of(nodes: Sequence[NodeProto], constants: Mapping[str, TensorProto
             or (read and operators <= _ELEMENTWISE and not read & (sums.keys() | quantised - convolutions))
             or (read and operators <= _ELEMENTWISE | _QUANTIZES and read <= convolutions)
         )
-    return Structure(list(products.values()), [[nodes[place] for place in each] for each in attentions], others)
+    return Structure(list(products.values()), [[nodes[index] for index in each] for each in attentions], others)
 
 
 def _sums_tokens(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:

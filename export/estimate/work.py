@@ -65,11 +65,11 @@ class Work(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def gflop(self) -> dict[str, float]:
         """10⁹ operations by precision, attention's and recurrent layers' too."""
-        found: dict[str, float] = {}
+        totals: dict[str, float] = {}
         for kernel in self.kernels:
             if kernel.gflop:
-                found[kernel.precision] = found.get(kernel.precision, 0.0) + kernel.gflop
-        return found
+                totals[kernel.precision] = totals.get(kernel.precision, 0.0) + kernel.gflop
+        return totals
 
     @property
     def weight_bytes(self) -> int:
@@ -98,10 +98,10 @@ def transformer_work(config: TransformerConfig, tokens: int, batch: int, outputs
         tokens: of each row; of images ``config.max_positions``.
         outputs: of the task head, for each row.
     """
-    kernels = [_product(batch, config.dim, outputs)]
+    kernels = [product(batch, config.dim, outputs)]
     if config.patch_size:
-        values = config.channels * config.patch_size**2
-        kernels.append(_product(batch * (tokens - 1), values, config.dim, convolution=True))
+        values, patches = config.channels * config.patch_size**2, batch * (tokens - 1)
+        kernels.append(product(patches, values, config.dim, convolved=patches * values))
         others = _OTHERS_AROUND_IMAGE
     else:
         others = _OTHERS_AROUND_TEXT
@@ -129,21 +129,22 @@ def layer_kernels(
     """
     rows, width = batch * tokens, max(shape.num_heads, _LEAST_HEADS) * shape.head_dim
 
-    def product(name: str, inner: int, outer: int) -> Kernel:
+    def named(name: str, inner: int, outer: int) -> Kernel:
         behind = first_tokens and name in ("up", "down")
-        return _product(batch if behind else rows, inner, outer, "fp16" if name in fp16 else precision)
+        return product(batch if behind else rows, inner, outer, "fp16" if name in fp16 else precision)
 
     kernels = []
     if shape.num_heads:
         inner = min(shape.head_dim, tokens)
         attention = Kernel("attention", 4e-9 * rows * tokens * width, _PRECISION, inner=inner)
-        kernels += [product("q_proj", dim, 3 * width), attention, product("output_proj", width, dim)]
+        kernels += [named("q_proj", dim, 3 * width), attention, named("output_proj", width, dim)]
     if shape.ffn_dim:
-        kernels += [product("up", dim, shape.ffn_dim), product("down", shape.ffn_dim, dim)]
+        kernels += [named("up", dim, shape.ffn_dim), named("down", shape.ffn_dim, dim)]
     return kernels
 
 
-def _product(rows: int, inner: int, width: int, precision: str = _PRECISION, *, convolution: bool = False) -> Kernel:
+def product(rows: int, inner: int, width: int, precision: str = _PRECISION, convolved: int = 0) -> Kernel:
+    """Return the kernel of a matrix product, or of a convolution that reads so many values."""
     size = ITEM_BYTES[precision]
     return Kernel(
         "product",
@@ -151,7 +152,7 @@ def _product(rows: int, inner: int, width: int, precision: str = _PRECISION, *, 
         precision,
         rows,
         inner,
-        convolution,
+        bool(convolved),
         weight_bytes=size * inner * width,
-        activation_bytes=size * rows * (inner + width),
+        activation_bytes=size * ((convolved or rows * inner) + rows * width),
     )

@@ -36,11 +36,8 @@ DATA = {
 NAMES = (*_GLUE, "SQuAD", "MNIST", "digits", "ImageNet")
 #: Tasks of models that ``fewheads import`` read, which have no data of their own.
 IMPORTED = (
-    "text-classification",
-    "token-classification",
-    "question-answering",
-    "sentence-embedding",
-    "image-classification",
+    *("text-classification", "token-classification", "question-answering"),
+    *("sentence-embedding", "image-classification"),
 )
 
 
@@ -68,12 +65,6 @@ def data_inputs(config: RunConfig | None, data_dir: Path) -> dict[str, Path]:
 def is_imported(config: RunConfig | None) -> bool:
     """Return whether a run is an imported model, or was made of one."""
     return config is not None and config.own_data is None and config.arguments.get("task") in IMPORTED
-
-
-def answers_like_imported(config: RunConfig | None) -> bool:
-    """Return whether a bundle of a run has the inputs and outputs of an imported model: also of one on SQuAD."""
-    of_squad = config is not None and config.own_data is None and config.arguments.get("task") == "SQuAD"
-    return of_squad or is_imported(config)
 
 
 def place_of_data(config: RunConfig | None, data_dir: Path | None, data: Path | None) -> Path | None:
@@ -105,12 +96,7 @@ def needed_data(config: RunConfig | None, data_dir: Path | None, data: Path | No
 
 
 def labelled_data(config: RunConfig | None, data_dir: Path | None) -> Path:
-    """Return the data directory of a run on data with labels, see :func:`export.training.runs.data_dir_of`.
-
-    Raises:
-        UsageError: the run is an imported model, or was made of one.
-        DataError: the recorded directory does not exist any more.
-    """
+    """Return the data directory of a run on labels; a UsageError refuses imported models, a DataError a lost one."""
     if is_imported(config):
         fix = "Its measures are in metrics.json; to train it on labels, give it to 'fewheads finetune' as --model."
         expected = "a run of 'fewheads finetune' on data with labels, or one that was reduced from it"

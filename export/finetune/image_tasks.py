@@ -146,15 +146,7 @@ def own_image_task(data: OwnData) -> ImageTask:
 
 
 def describe_images(data: OwnData, on_image: Callable[[int, int], None]) -> OwnData:
-    """Read every image once, and check everything that a training needs.
-
-    Args:
-        on_image: called with the number of images done and of all.
-
-    Raises:
-        DataError: an image cannot be read, or a class has too few of them.
-        UsageError: the images are too small.
-    """
+    """Read every image once, and report the images done and all; errors as :func:`.own_texts.describe`."""
     folders = _folders(data, _LARGEST)
     images = [(name, folder, row) for name, folder in folders.items() for row in range(len(folder.targets))]
     sides = []

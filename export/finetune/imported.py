@@ -41,10 +41,7 @@ class Agreement(Predicted, frozen=True):
 
 
 class LabelledTokens(Encoded, frozen=True):
-    """A tokenised data set whose targets are a class for each token, [n, T].
-
-    Special tokens and padding have :data:`NO_LABEL`.
-    """
+    """A tokenised data set with a class for each token, [n, T]; special tokens and padding have :data:`NO_LABEL`."""
 
     def batch(self, rows: Array) -> Batch:
         batch = super().batch(rows)
@@ -79,11 +76,7 @@ class ImportedTask(msgspec.Struct, frozen=True):
         return self.original.agreement
 
     def source(self, model: Path | None, shape: Mapping[str, int]) -> Source:
-        """Return the directory of a model.
-
-        Raises:
-            UsageError: it is not a run with the inputs and outputs of the original.
-        """
+        """Return the directory of a model; a UsageError refuses other inputs or outputs than the original's."""
         fix = "Give --model alone, an imported run or one that was reduced from it."
         if model is None or shape:
             raise UsageError("--model", given=Raw(model or "nothing"), expected="a run", fix=fix)
@@ -179,11 +172,7 @@ class ImportedTask(msgspec.Struct, frozen=True):
 
 
 def check_alike(subject: str, found: OpenedModel, original: Architecture, which: object, fix: str) -> None:
-    """Raise a UsageError unless a model was imported, or made of one that was, with the inputs and outputs of another.
-
-    Args:
-        original, which: that other model, and its name in the message.
-    """
+    """Raise a UsageError unless a model was imported, or made of such one, with inputs and outputs of ``which``."""
     given = found.architecture
     if given is None or given.task not in IMPORTED:
         expected = "an imported run, or one made of it"

@@ -12,6 +12,7 @@ from torch import nn
 from edge.bundles.steps import ImagePreprocess
 from edge.errors import Raw, UsageError
 from export.models.heads import (
+    SCORE,
     Activation,
     Embedding,
     Head,
@@ -64,24 +65,24 @@ class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     def create(self, transformer: Transformer) -> Head:
         """Return a transformer with a new head, with random weights by the generator of torch."""
+        head: Head
         if self.embedding is not None:
-            return SentenceEmbedder(transformer, self.pooling, self.embedding)
-        head: SequenceClassifier | TokenClassifier | SpanClassifier
-        if not self.labels:
+            head = SentenceEmbedder(transformer, self.pooling, self.embedding)
+        elif not self.labels:
             head = SpanClassifier(transformer)
         elif self.per_token:
             head = TokenClassifier(transformer, len(self.labels))
         else:
             regression = self.labels == (SCORE,)
             head = SequenceClassifier(transformer, len(self.labels), self.pooling, regression, self.pooler)
-        nn.init.normal_(head.classifier.weight, std=_DEVIATION)
-        nn.init.zeros_(head.classifier.bias)
+        classifier = head.layers.get("classifier")
+        if classifier is not None:
+            nn.init.normal_(classifier.weight, std=_DEVIATION)
+            nn.init.zeros_(classifier.bias)
         round_products(head, dict.fromkeys(self.int8, 1.0))
         return head
 
 
-#: The one label of a regression.
-SCORE = "score"
 #: Name of a model with a head in runs.
 MODEL = "transformer-with-head"
 
@@ -136,10 +137,7 @@ def open_tuned(directory: str | Path, task: str) -> Head:
 
 
 def with_head(found: OpenedModel, architecture: Architecture, seed: int) -> Head:
-    """Return a model to train: with the run's own head if it is for the same architecture, else with a new one.
-
-    The model is changed in place; ``seed`` is that of a new head's weights.
-    """
+    """Return a model to train, changed in place: with its own head if that fits, else with a new one by the seed."""
     if found.head is not None and found.architecture == architecture:
         return found.head
     torch.manual_seed(seed)

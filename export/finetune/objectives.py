@@ -1,11 +1,11 @@
-"""The objective of a fine-tuning on a task, with an optional teacher and an optional further loss."""
+"""The objective of a fine-tuning on a task, with an optional teacher."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from edge.datatypes import Array
 from edge.errors import Raw, UsageError
 from export.data.tokens import Batch, Rows, shuffled_batches, sorted_batches
 from export.finetune.recipe import Recipe
-from export.models.heads import Head, Outputs
+from export.models.heads import Head, Outputs, tensors_of
 from export.models.transformer import Transformer, TransformerConfig
 from export.training.checkpoint import fingerprint
 from export.training.device import model_device, multiplying_in
@@ -26,19 +26,6 @@ from export.training.recipe import Precision
 MOST_KEPT_BYTES = 4 << 30
 _KEPT = torch.bfloat16
 _BATCH = 64
-
-
-class Extra(Protocol):
-    """A further loss, a name for all that it depends on, and the relative learning rates of its parameters."""
-
-    name: str
-    rates: Mapping[nn.Parameter, float]
-
-    def prepare(self, progress: float) -> None:
-        """Prepare for the next batch, after a share ``progress`` of all steps."""
-
-    def loss(self, progress: float) -> Tensor:
-        """Return the loss, a scalar, for the last forward pass of the model."""
 
 
 class TeacherOutputs(NamedTuple):
@@ -84,9 +71,9 @@ class Teacher:
         states = [
             pad_sequence([row.states[self._layers.index(layer)] for row in kept], True).to(device) for layer in layers
         ]
-        columns = zip(*(_tensors(row.outputs) for row in kept), strict=True)
+        columns = zip(*(tensors_of(row.outputs) for row in kept), strict=True)
         padded = [pad_sequence(list(column), True, self.model.padding).to(device) for column in columns]
-        return TeacherOutputs(_like(kept[0].outputs, padded), states)
+        return TeacherOutputs(self.model.joined(padded), states)
 
 
 class TaskObjective:
@@ -96,7 +83,6 @@ class TaskObjective:
         seed: of the order of the rows.
         evaluate: returns the score on the hold-out, named ``metric``, for the model in evaluation mode; more is better.
         teacher: a model with outputs of the same shape, which are imitated; or its outputs on the same rows.
-        extra: a further loss. Its state must be part of the model's.
 
     Raises:
         UsageError: the recipe imitates hidden states, and the teacher's have another width.
@@ -112,13 +98,12 @@ class TaskObjective:
         evaluate: Callable[[], float],
         metric: str = "score",
         teacher: Head | Teacher | None = None,
-        extra: Extra | None = None,
     ) -> None:
         self.model: Head = model
         self._train, self._recipe, self._seed = train, recipe, seed
-        self._evaluate, self._metric, self._extra = evaluate, metric, extra
+        self._evaluate, self._metric = evaluate, metric
         self.steps_per_epoch = math.ceil(len(train.targets) / recipe.batch_size)
-        self.rates = extra.rates if extra else {}
+        self.rates: Mapping[nn.Parameter, float] = {}
         self._device = model_device(model)
         self._student_layers, self._teacher_layers = list[int](), list[int]()
         if teacher is not None and recipe.distillation.hidden:
@@ -130,9 +115,9 @@ class TaskObjective:
         self._teacher = teacher
 
     def fingerprint(self) -> str:
-        """Return a hash of the weights, the teacher's, the rows, and the further loss."""
+        """Return a hash of the weights, the teacher's, and the rows."""
         models = [self.model] if self._teacher is None else [self.model, self._teacher.model]
-        return fingerprint(models, self._train.contents, self._extra.name if self._extra else "")
+        return fingerprint(models, self._train.contents, "")
 
     def batches(self, epoch: int, first: int) -> Iterator[Array]:
         """Yield the rows of each batch."""
@@ -140,28 +125,22 @@ class TaskObjective:
         yield from rows[first:]
 
     def loss(self, batch: Array, progress: float) -> Tensor:
-        """Return the task's loss, or its mixture with the teacher's, and the further one."""
+        """Return the task's loss, or its mixture with the teacher's."""
         inputs = self._train.batch(batch).to(self._device)
         wanted = self._teacher.outputs_for(batch, inputs, self._teacher_layers) if self._teacher else None
-        if self._extra:
-            self._extra.prepare(progress)
-        loss = self._task_loss(inputs, wanted)
-        return loss + self._extra.loss(progress) if self._extra else loss
-
-    def _task_loss(self, batch: Batch, wanted: TeacherOutputs | None) -> Tensor:
         model, how = self.model, self._recipe.distillation
         with (
             multiplying_in(self._recipe.precision, self._device),
             hidden_states(model.transformer, self._student_layers) as states,
         ):
-            outputs = outputs_of(model, batch)
-        loss = model.loss(outputs, batch.targets)
+            outputs = outputs_of(model, inputs)
+        loss = model.loss(outputs, inputs.targets)
         if wanted is None:
             return loss
         imitation = model.imitation(outputs, wanted.outputs, how.temperature)
         loss = (1 - how.imitation) * loss + how.imitation * imitation
         if states:
-            loss = loss + how.hidden * hidden_loss([state.float() for state in states], wanted.states, batch.mask)
+            loss = loss + how.hidden * hidden_loss([state.float() for state in states], wanted.states, inputs.mask)
         return loss
 
     def evaluate(self) -> Score:
@@ -176,7 +155,7 @@ def outputs_of(model: Head, batch: Batch) -> Outputs:
     [N, T].
     """
     outputs: Outputs = model(batch.inputs, batch.mask, batch.segments)
-    return _like(outputs, [tensor.float() for tensor in _tensors(outputs)])
+    return model.joined([tensor.float() for tensor in tensors_of(outputs)])
 
 
 def outputs_by_row(
@@ -186,11 +165,7 @@ def outputs_by_row(
     precision: Precision = "fp32",
     on_rows: Callable[[int, int], None] = lambda done, rows: None,
 ) -> list[TeacherOutputs]:
-    """Return the outputs for each row, without padding.
-
-    They are [labels], [T, labels], [width] or two of [T], with states [T, d] of each layer. ``on_rows`` is called with
-    the number of rows done and of all.
-    """
+    """Return [labels], [T, labels], [width] or two of [T] of each row, and states [T, d] by layer, without padding."""
     kept: dict[int, TeacherOutputs] = {}
     lengths, device = rows.lengths, model_device(model)
     for indices in sorted_batches(lengths, _BATCH):
@@ -201,10 +176,10 @@ def outputs_by_row(
             # Copies, because a view would keep the whole batch.
             cut = [
                 (tensor[index, :length] if model.by_token else tensor[index]).to("cpu", copy=True)
-                for tensor in _tensors(outputs)
+                for tensor in tensors_of(outputs)
             ]
             of_row = [state[index, :length].to("cpu", _KEPT, copy=True) for state in states]
-            kept[row] = TeacherOutputs(_like(outputs, cut), of_row)
+            kept[row] = TeacherOutputs(model.joined(cut), of_row)
         on_rows(len(kept), len(lengths))
     return [kept[row] for row in range(len(lengths))]
 
@@ -270,12 +245,3 @@ def _run(model: Head, batch: Batch, layers: Sequence[int], precision: Precision)
         hidden_states(model.transformer, layers) as states,
     ):
         return TeacherOutputs(outputs_of(model, batch), states)
-
-
-def _tensors(outputs: Outputs) -> tuple[Tensor, ...]:
-    return (outputs,) if isinstance(outputs, Tensor) else outputs
-
-
-def _like(outputs: Outputs, tensors: Sequence[Tensor]) -> Outputs:
-    """Return tensors in the form of outputs: one alone, or a pair."""
-    return tensors[0] if isinstance(outputs, Tensor) else (tensors[0], tensors[1])

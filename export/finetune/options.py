@@ -112,12 +112,7 @@ class OwnOptions(NamedTuple):
             raise UsageError(option, given=Raw("this option"), expected=expected, fix=fix)
 
     def describe(self, data: Path) -> OwnData:
-        """Read and check the data, with a bar, and say what was found.
-
-        Raises:
-            DataError: the data are missing or malformed, or too few.
-            UsageError: an option does not suit the data.
-        """
+        """Read and check the data, with a bar, and say what was found; errors as :func:`.own_texts.describe`."""
         from export.finetune.own_texts import Choices, describe
 
         choices = Choices(self.texts, self.label, self.labels, self.regression)

@@ -12,7 +12,7 @@ from edge.errors import Raw, UsageError
 from edge.files import sha256
 from export.data.columns import (
     Columns,
-    Rows,
+    TextRows,
     check_enough,
     check_learnt,
     class_metrics,
@@ -23,7 +23,7 @@ from export.data.columns import (
     values_of,
 )
 from export.data.examples import DEV_SEED, DEV_SHARE, TRAIN, Examples, Splits, held_out, split_holdout
-from export.data.tables import DEV, Found, Table, find, read_table
+from export.data.tables import DEV, DataFiles, DataTable, find, read_table
 from export.errors import DataError
 from export.finetune.image_tasks import describe_images, own_image_task
 from export.finetune.task import Task
@@ -138,12 +138,12 @@ def _describe_texts(data: OwnData, choices: Choices) -> OwnData:
     )
 
 
-def _read(data: OwnData) -> tuple[Found, dict[str, list[Table]]]:
+def _read(data: OwnData) -> tuple[DataFiles, dict[str, list[DataTable]]]:
     found = find(Path(data.path), None if data.dev is None else Path(data.dev))
     return found, {name: [read_table(path) for path in paths] for name, paths in found.splits.items()}
 
 
-def _splits(rows: Mapping[str, Rows], column: str, values: Sequence[str]) -> Splits:
+def _splits(rows: Mapping[str, TextRows], column: str, values: Sequence[str]) -> Splits:
     """Return the examples; without labelled rows beside the training set, a part of it becomes dev."""
     examples = {
         name: Examples(split.texts, class_numbers(split, column, values) if values else values_of(split, column))
@@ -158,7 +158,7 @@ def _splits(rows: Mapping[str, Rows], column: str, values: Sequence[str]) -> Spl
 
 
 def _files(
-    data: OwnData, found: Found, tables: Mapping[str, Sequence[Table]], rows: Mapping[str, Rows]
+    data: OwnData, found: DataFiles, tables: Mapping[str, Sequence[DataTable]], rows: Mapping[str, TextRows]
 ) -> tuple[DataFile, ...]:
     return tuple(
         DataFile("" if rows[name].labels is None else name, data.name_of(path), table.rows, sha256(path.read_bytes()))

@@ -22,7 +22,7 @@ from export.errors import CheckpointError
 from export.finetune.objectives import outputs_of
 from export.models.heads import Head
 from export.training.device import model_device
-from export.training.intervals import Estimate, PairedRuns, average_difference, known_interval, mean_measure, resampled
+from export.training.intervals import Estimate, Sample, known_interval, mean_measure
 from export.training.runs import PREDICTIONS
 
 _BATCH = 64
@@ -82,16 +82,10 @@ def paired(metric: str, models: Sequence[Predictions], others: Sequence[Predicti
 
     All seeds share the resampled items, because the difficulty of an item is common to them.
     """
-    function, truth = METRICS[metric], models[0].targets
-    pairs = [(model.answers, other.answers) for model, other in zip(models, others, strict=True)]
-
-    def difference(chosen: Array) -> Array:
-        drawn = truth[chosen]
-        return np.asarray(np.mean([function(a[chosen], drawn) - function(b[chosen], drawn) for a, b in pairs], axis=0))
-
-    by_seed = np.array([float(function(a, truth)) - float(function(b, truth)) for a, b in pairs])
-    found = average_difference([PairedRuns(by_seed, resampled(difference, np.arange(len(truth))))])
-    return Estimate(found.value, found.interval if found.interval[0] < found.interval[1] else None)
+    truth, answers = models[0].targets, [[run.answers for run in runs] for runs in (models, others)]
+    here, there = (Sample.of_answers(METRICS[metric], of_runs, truth) for of_runs in answers)
+    change = here.paired(there).mean()
+    return Estimate(change.value, change.interval if change.interval[0] < change.interval[1] else None)
 
 
 def encode_predictions(splits: Mapping[str, Predicted]) -> bytes:

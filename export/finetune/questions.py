@@ -8,16 +8,18 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 
 from edge.datatypes import Array
 from edge.errors import UsageError
-from export.data.examples import drawn
+from export.data.examples import Examples, drawn
 from export.data.squad import LONGEST_QUESTION, Question, Windows, encode_windows, read_splits, split_articles
 from export.data.tokens import Rows, sorted_batches
-from export.finetune.models import Architecture
+from export.finetune.imported import ImportedTask
+from export.finetune.models import Architecture, OpenedModel
 from export.finetune.predictions import Predicted
 from export.finetune.task import Data, Reader, TextTask
 from export.models.heads import Head
@@ -69,11 +71,7 @@ class SquadTask(TextTask, frozen=True, kw_only=True):
     headline: str = "f1"
 
     def prepare(self, data_dir: str | Path, reader: Reader, *, max_length: int, limit: int | None) -> Data:
-        """Read the files, hold a tenth of the training articles out, and cut contexts into windows.
-
-        Args:
-            max_length: tokens of a window; neighbours share up to a third of them.
-        """
+        """Read the files, hold a tenth of the articles out, and cut contexts into windows that share up to a third."""
         assert isinstance(reader, Tokenizer)
         if max_length < _LEAST_LENGTH:
             fix = "A question of 64 tokens must leave room for some of its context; 384 is usual."
@@ -95,6 +93,27 @@ class SquadTask(TextTask, frozen=True, kw_only=True):
 
 
 SQUAD = SquadTask(name="SQuAD")
+
+
+class SquadQuestions(ImportedTask, frozen=True):
+    """The task to answer as a run on SQuAD, on the questions that it may learn from."""
+
+    @property
+    def origin(self) -> str:
+        return SQUAD.origin
+
+    def items(self, data: Path) -> Examples:
+        """Return questions with their contexts from a data directory, without targets."""
+        texts = tuple((entry.question, entry.context) for entry in read_splits(data / "squad")[0])
+        return Examples(texts, np.zeros(len(texts), np.int64))
+
+
+def as_imported(found: OpenedModel) -> OpenedModel:
+    """Return a run on SQuAD described as an imported model that answers questions, and any other one as it is."""
+    if found.architecture is None or found.architecture.task != SQUAD.name:
+        return found
+    described = msgspec.structs.replace(found.architecture, task="question-answering", pair=True)
+    return msgspec.structs.replace(found, architecture=described)
 
 
 def extract(model: Head, windows: Windows, *, n_best: int = 20, longest: int = 30) -> tuple[str, ...]:

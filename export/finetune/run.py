@@ -173,11 +173,7 @@ def save_run(
     trained_on: int | None = None,
     further: Mapping[str, bytes] | None = None,
 ) -> RunMetrics:
-    """Measure a model by its predictions and write its run directory.
-
-    Args:
-        data_dir: recorded unless the task reads no files.
-    """
+    """Measure a model by its predictions and write its run; ``data_dir`` is recorded if the task reads files."""
     metrics = RunMetrics(
         sum(parameter.numel() for parameter in model.parameters()),
         len(tuned.scores),
@@ -228,11 +224,7 @@ TASKS: Mapping[str, Task] = {**text_tasks.TASKS, **{task.name: task for task in 
 
 
 def task_of(found: OpenedModel, directory: object) -> Task:
-    """Return the task that a model was fine-tuned on; of an imported model, to answer as it does.
-
-    Args:
-        directory: of the model, for the message.
-    """
+    """Return the task that a model in ``directory`` was fine-tuned on; of an imported model, to answer as it does."""
     if found.config is not None and found.config.own_data is not None:
         return own_task(found.config.own_data)
     if found.architecture is not None and found.architecture.task in IMPORTED:

@@ -10,10 +10,10 @@ from edge.files import sha256
 from export.data.examples import TRAIN, Examples, Splits, limited, split_holdout
 from export.data.glue import read_glue
 from export.data.tokens import Rows, encode
-from export.finetune.models import SCORE, Architecture
+from export.finetune.models import Architecture
 from export.finetune.predictions import Predictions, predict
 from export.finetune.task import Data, Reader, TextTask
-from export.models.heads import Head
+from export.models.heads import SCORE, Head
 from export.models.transformer import TransformerConfig
 from export.training.runs import DataFile
 

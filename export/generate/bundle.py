@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden, check_outputs
 from edge.bundles.manifest import Artifact, Manifest, Profile, Tier, Tolerance
 from edge.bundles.preprocess import load_tokenizer
@@ -18,20 +17,20 @@ from edge.bundles.programs import CacheTensor, GenerateProgram
 from edge.bundles.steps import TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec
 from edge.errors import Raw, UsageError
-from edge.programs.factory import golden_options
 from edge.programs.generate import Generate
+from edge.programs.tier_program import golden_options
 from edge.runtimes.host import FEWEST_PLACES
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.bundle.exported import FULL, Exported, int8_tier
-from export.bundle.latencies import with_latencies
-from export.bundle.tier_files import measured
+from export.bundle.exportable import Contents, ExportedArtifact, File, OnRows
+from export.bundle.exported import FULL, int8_tier
+from export.bundle.tier_files import checked_file
 from export.generate.decoder import LAST, LENGTHS, LOGITS, TOKENS, DecoderGraph, cache_names, decoder_onnx
 from export.generate.decoding import end_tokens
 from export.generate.golden import clearest, golden_of_texts, greedy_of_file, greedy_of_model
 from export.generate.joined_cache import join_caches
 from export.generate.model import BaseIdentity, identity_of, load_backbone
 from export.generate.sublayers import left_parameters
-from export.models.convert import OPSET, golden_of
+from export.models.convert import golden_of
 from export.quantize.int8 import dynamic_int8
 from export.quantize.precision import fused, half
 from export.training.provenance import provenance
@@ -59,101 +58,99 @@ class Decoders(NamedTuple):
     """The graph of a decoder in all precisions."""
 
     artifacts: dict[str, tuple[Artifact, ...]]  # of each tier; the first one runs on ONNX Runtime
-    files: dict[str, bytes]  # those of the artifacts and their golden sets
-    differences: dict[str, float]  # the largest one to torch of each ONNX file
+    models: dict[str, ExportedArtifact]  # by their files
+    goldens: dict[str, Golden]
 
 
-def export_language_model(
-    directory: Path,
-    repository: str | Path,
-    name: str,
-    *,
-    prompts: Sequence[str],
-    int8: bool = False,
-    positions: int | None = None,
-    version: int = 1,
-    replace: bool = False,
-) -> Exported:
-    """Write the bundle ``repository/<name>-<version>`` of a model directory.
+class LanguageModel(NamedTuple):
+    """A model directory of transformers: an :class:`export.bundle.exportable.Exportable`.
 
-    Args:
-        directory: of transformers: config.json, weights as safetensors, and tokenizer.json.
+    Attributes:
+        directory: config.json, weights as safetensors, and tokenizer.json.
+        name: of the bundle.
         prompts: of the kind that the model is for; the clearest ones become golden.
         int8: whether there is a tier in INT8 too, for ONNX Runtime on the CPU.
         positions: tokens of prompt and text together; None is as many as the model has, 1,024 at most.
-
-    Raises:
-        UsageError: the directory is no causal language model, ``positions`` are more than it has, or no prompt has a
-            clear text.
-        GoldenError: ONNX Runtime's logits or texts differ from torch's.
     """
-    model = load_backbone(directory)
-    size_bytes = 4 * left_parameters(model)
-    if size_bytes > _MOST_ONNX_BYTES:
-        fix = "Reduce it, or take a smaller one: a bundle's ONNX file contains the weights."
-        given = Raw(f"{size_bytes:,} bytes of weights in FP32")
-        raise UsageError(f"{directory}", given=given, expected=f"at most {_MOST_ONNX_BYTES:,}", fix=fix)
-    definition = _tokenizer_of(directory)
-    config = model.config.get_text_config()
-    most = int(config.max_position_embeddings)
-    positions = min(most, MOST_POSITIONS) if positions is None else positions
-    if not 2 <= positions <= most:
-        fix = "Leave --positions out."
-        raise UsageError("--positions", given=positions, expected=f"2 to {most}, the model's", fix=fix)
-    tokenize = TokenizerPreprocess(
-        input=_PROMPT, file=_TOKENIZER, ids=_IDS, mask=_MASK, max_length=positions - 1, pad_id=0,
-        max_text_bytes=_BYTES_PER_TOKEN * positions,
-    )  # fmt: skip
-    program = GenerateProgram(
-        tokens=TOKENS,
-        lengths=LENGTHS,
-        last=LAST,
-        logits=LOGITS,
-        text=_TEXT,
-        generated=_GENERATED,
-        cache=tuple(CacheTensor(past=past, new=new) for past, new in cache_names(config.num_hidden_layers)),
-        positions=positions,
-        max_tokens=min(_DEFAULT_TOKENS, positions // 2),
-        end_tokens=end_tokens(model),
-    )
-    tokenizer = load_tokenizer(definition, str(directory / _TOKENIZER))
-    references = clearest(greedy_of_model(model, tokenizer, prompts, program), _GOLDEN_ROWS, FULL)
-    decoders = decoders_of(DecoderGraph(model), config.vocab_size, positions, int8=int8)
-    files = {_TOKENIZER: definition} | decoders.files
-    tiers = []
-    for tier, artifacts in decoders.artifacts.items():
-        onnx = files[artifacts[0].file]
-        with (
-            closing(OnnxRuntimeRunner(onnx, subject="a decoder")) as runner,
-            closing(Generate(program, {FULL: runner}, tokenizer, _IDS, _MASK)) as generate,
-        ):
-            # INT8 may lead to other texts. Rows that run together share its scales, so one row stands alone.
-            texts = references if tier == FULL else clearest(greedy_of_file(generate, FULL, references), 1, tier)
-            golden = golden_of_texts(texts, tokenizer, program, tokenize, definition)
-            outputs = generate.compute(golden.inputs, golden_options(program, FULL, golden)).outputs
-        check_outputs(outputs, golden, Tolerance(atol=0, rtol=0), f"{tier} on ONNX Runtime")
-        file = None if tier == FULL else f"{tier}.{_GOLDEN}"
-        files[file or _GOLDEN] = golden.encode()
-        tiers.append(Tier(name=tier, artifacts=artifacts, golden=file))
-    shape = Profile(min=(1, 1), opt=(1, min(32, positions - 1)), max=(MAX_BATCH_SIZE, positions - 1))
-    manifest = Manifest(
-        name=name,
-        version=version,
-        description=f"{type(model).__name__} of {sum(of.numel() for of in model.parameters()):,} parameters",
-        inputs=tuple(TensorSpec(tensor, "INT64", (-1, -1)) for tensor in (_IDS, _MASK)),
-        outputs=(TensorSpec(_TEXT, "BYTES", (-1, 1)), TensorSpec(_GENERATED, "INT32", (-1, 1))),
-        max_batch_size=MAX_BATCH_SIZE,
-        profile={_IDS: shape, _MASK: shape},
-        tiers=tuple(tiers),
-        golden=_GOLDEN,
-        files={},
-        provenance=provenance(trainer=origin_of(identity_of(directory)), data="see the model", seed=None),
-        preprocess=tokenize,
-        program=program,
-    )
-    manifest = with_latencies(manifest, files)
-    written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
-    return Exported.of(written, decoders.differences)
+
+    directory: Path
+    name: str
+    prompts: Sequence[str]
+    int8: bool = False
+    positions: int | None = None
+
+    def contents(self, on_rows: OnRows | None) -> Contents:
+        """See :class:`export.bundle.exportable.Exportable`; no accuracy is measured.
+
+        Raises:
+            UsageError: the directory is no causal language model, ``positions`` are more than it has, or no prompt has
+                a clear text.
+        """
+        model = load_backbone(self.directory)
+        size_bytes = 4 * left_parameters(model)
+        if size_bytes > _MOST_ONNX_BYTES:
+            fix = "Reduce it, or take a smaller one: a bundle's ONNX file contains the weights."
+            given = Raw(f"{size_bytes:,} bytes of weights in FP32")
+            raise UsageError(f"{self.directory}", given=given, expected=f"at most {_MOST_ONNX_BYTES:,}", fix=fix)
+        definition = _tokenizer_of(self.directory)
+        config = model.config.get_text_config()
+        most = int(config.max_position_embeddings)
+        positions = min(most, MOST_POSITIONS) if self.positions is None else self.positions
+        if not 2 <= positions <= most:
+            fix = "Leave --positions out."
+            raise UsageError("--positions", given=positions, expected=f"2 to {most}, the model's", fix=fix)
+        tokenize = TokenizerPreprocess(
+            input=_PROMPT, file=_TOKENIZER, ids=_IDS, mask=_MASK, max_length=positions - 1, pad_id=0,
+            max_text_bytes=_BYTES_PER_TOKEN * positions,
+        )  # fmt: skip
+        program = GenerateProgram(
+            tokens=TOKENS,
+            lengths=LENGTHS,
+            last=LAST,
+            logits=LOGITS,
+            text=_TEXT,
+            generated=_GENERATED,
+            cache=tuple(CacheTensor(past=past, new=new) for past, new in cache_names(config.num_hidden_layers)),
+            positions=positions,
+            max_tokens=min(_DEFAULT_TOKENS, positions // 2),
+            end_tokens=end_tokens(model),
+        )
+        tokenizer = load_tokenizer(definition, str(self.directory / _TOKENIZER))
+        references = clearest(greedy_of_model(model, tokenizer, self.prompts, program), _GOLDEN_ROWS, FULL)
+        decoders = decoders_of(DecoderGraph(model), config.vocab_size, positions, int8=self.int8)
+        files: dict[str, File] = {_TOKENIZER: definition, **decoders.goldens, **decoders.models}
+        tiers = []
+        for tier, artifacts in decoders.artifacts.items():
+            onnx = decoders.models[artifacts[0].file].data
+            with (
+                closing(OnnxRuntimeRunner(onnx, subject="a decoder")) as runner,
+                closing(Generate(program, {FULL: runner}, tokenizer, _IDS, _MASK)) as generate,
+            ):
+                # INT8 may lead to other texts. Rows that run together share its scales, so one row stands alone.
+                texts = references if tier == FULL else clearest(greedy_of_file(generate, FULL, references), 1, tier)
+                golden = golden_of_texts(texts, tokenizer, program, tokenize, definition)
+                outputs = generate.compute(golden.inputs, golden_options(program, FULL, golden)).outputs
+            check_outputs(outputs, golden, Tolerance(atol=0, rtol=0), f"{tier} on ONNX Runtime")
+            file = None if tier == FULL else f"{tier}.{_GOLDEN}"
+            files[file or _GOLDEN] = golden
+            tiers.append(Tier(name=tier, artifacts=artifacts, golden=file))
+        shape = Profile(min=(1, 1), opt=(1, min(32, positions - 1)), max=(MAX_BATCH_SIZE, positions - 1))
+        manifest = Manifest(
+            name=self.name,
+            version=1,
+            description=f"{type(model).__name__} of {sum(of.numel() for of in model.parameters()):,} parameters",
+            inputs=tuple(TensorSpec(tensor, "INT64", (-1, -1)) for tensor in (_IDS, _MASK)),
+            outputs=(TensorSpec(_TEXT, "BYTES", (-1, 1)), TensorSpec(_GENERATED, "INT32", (-1, 1))),
+            max_batch_size=MAX_BATCH_SIZE,
+            profile={_IDS: shape, _MASK: shape},
+            tiers=tuple(tiers),
+            golden=_GOLDEN,
+            files={},
+            provenance=provenance(trainer=origin_of(identity_of(self.directory)), data="see the model", seed=None),
+            preprocess=tokenize,
+            program=program,
+        )
+        return Contents(manifest, files)
 
 
 def origin_of(identity: BaseIdentity) -> str:
@@ -167,39 +164,27 @@ def is_origin(origin: str, identity: BaseIdentity) -> bool:
 
 
 def decoders_of(graph: DecoderGraph, vocabulary: int, positions: int, *, int8: bool) -> Decoders:
-    """Return a graph in FP32 and FP16, and if wanted as a tier in INT8 for ONNX Runtime.
-
-    Args:
-        positions: tokens of prompt and text together.
-
-    Raises:
-        GoldenError: ONNX Runtime's logits differ from torch's.
-    """
+    """Return a graph for ``positions`` tokens in all precisions; a GoldenError refuses other logits than torch's."""
     plain = decoder_onnx(graph)
     step_golden = _step_golden(graph, vocabulary)
     cache = {name for past, new, _ in graph.caches() for name in (past, new)}
     goldens = {_STEP_GOLDEN: step_golden, _FP16_STEP_GOLDEN: _in_fp16(step_golden, cache)}
-    files = {file: golden.encode() for file, golden in goldens.items()}
     joined = half(join_caches(plain, graph.heads_per_key), fp16_tensors=cache)
     made = {FULL: [("onnxruntime", "fp32", fused(plain)), ("tensorrt", "fp16", joined)]}
     if int8:
         made[int8_tier(FULL)] = [("onnxruntime", "int8", dynamic_int8(plain, has_head=b"LayerNormalization" in plain))]
     profile, step_profile = profiles_of(graph, positions)
-    artifacts: dict[str, tuple[Artifact, ...]] = {}
-    differences: dict[str, float] = {}
+    artifacts, models = dict[str, tuple[Artifact, ...]](), dict[str, ExportedArtifact]()
     for tier, steps in made.items():
         for runtime, precision, data in steps:
             file = f"{tier}.{runtime}.{precision}.onnx"
             kind, golden = ("FP16", _FP16_STEP_GOLDEN) if precision == "fp16" else ("FP32", _STEP_GOLDEN)
-            difference, tolerance = measured(data, goldens[golden], precision, file)
-            files[file], differences[file] = data, difference
-            artifact = Artifact(
-                file=file, runtime=runtime, precision=precision, opset=OPSET, role="backbone",
-                tolerance=tolerance, golden=golden, profile=profile,
+            models[file] = checked_file(
+                data, goldens[golden], file, runtime, precision, role="backbone", golden=golden, profile=profile,
                 more_profiles=(step_profile,), **_tensors(graph, vocabulary, kind),
             )  # fmt: skip
-            artifacts[tier] = (*artifacts.get(tier, ()), artifact)
-    return Decoders(artifacts, files, differences)
+            artifacts[tier] = (*artifacts.get(tier, ()), models[file].artifact)
+    return Decoders(artifacts, models, goldens)
 
 
 def profiles_of(graph: DecoderGraph, positions: int) -> tuple[dict[str, Profile], dict[str, Profile]]:
@@ -221,7 +206,7 @@ def _profile(graph: DecoderGraph, *, tokens: _Sizes, places: _Sizes) -> dict[str
     return profile
 
 
-def _tensors(graph: DecoderGraph, vocabulary: int, cache: str) -> dict[str, tuple[TensorSpec, ...]]:
+def _tensors(graph: DecoderGraph, vocabulary: int, cache: str) -> dict[str, Any]:
     reads = [TensorSpec(TOKENS, "INT64", (-1, -1)), *(TensorSpec(name, "INT64", (-1, 1)) for name in (LENGTHS, LAST))]
     gives = [TensorSpec(LOGITS, "FP32", (-1, vocabulary))]
     for past, new, heads in graph.caches():

@@ -17,7 +17,7 @@ from onnx import ModelProto, NodeProto, numpy_helper
 from onnx.helper import make_node
 from onnxruntime.transformers.onnx_model import OnnxModel
 
-from export.quantize.precision import checked, loaded
+from export.quantize.precision import checked, links, loaded
 
 
 class _Part(NamedTuple):
@@ -47,11 +47,7 @@ def join_caches(model: bytes, heads_per_key: int) -> bytes:
     """
     parsed = loaded(model)
     graph = parsed.graph
-    made = {name: node for node in graph.node for name in node.output}
-    readers: dict[str, list[NodeProto]] = {}
-    for node in graph.node:
-        for name in node.input:
-            readers.setdefault(name, []).append(node)
+    made, readers = links(graph)
     masks: dict[tuple[str, str], str] = {}
     for softmax in [node for node in graph.node if node.op_type == "Softmax"]:
         halves = zip(made[softmax.input[0]].input, readers[softmax.output[0]], strict=True)

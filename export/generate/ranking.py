@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,8 +21,8 @@ from export.errors import ReductionError
 from export.generate.evaluate import learnt_logits, padded
 from export.generate.sublayers import Sublayer, layers_of, sublayers_of
 from export.generate.tokenizer import Encoded
-from export.reduce.algebra import Removal, head_removal, neuron_removal, regularised
-from export.reduce.calibration import Moments
+from export.reduce.algebra import Removal, regularised, removal_of
+from export.reduce.calibration import Features, Moments, check_finite
 from export.reduce.states import recorded, tokens_of
 from export.training.device import model_device
 
@@ -35,18 +35,6 @@ OnPart = Callable[[str, int, int], None]
 #: Neurons are removed in blocks, because products of such sizes are faster.
 NEURON_BLOCK = 8
 _BATCH = 16
-
-
-class Features(NamedTuple):
-    """Statistics of the inputs z of a sublayer's last projection, float64.
-
-    Attributes:
-        covariance: of z, [w, w]; about zero, E[z zᵀ], if the projection has no bias that could take up a mean.
-        mean: of z, [w]; zeros if the projection has no bias.
-    """
-
-    covariance: Tensor
-    mean: Tensor
 
 
 class Calibration:
@@ -135,12 +123,13 @@ def by_calibration(calibration: Calibration, seed: int, on_part: OnPart) -> list
     for number, (layer, sensitivities) in enumerate(
         zip(calibration.layers, calibration.sensitivities(seed), strict=True)
     ):
-        (C, _), (A, _) = calibration.features(number, layer)
         # The removal measures errors by their squares; in these coordinates, a square is a change of the logits.
-        W_O, W_2 = (
-            of.weight @ torch.linalg.cholesky(regularised(F)) for of, F in zip(layer, sensitivities, strict=True)
+        removals.append(
+            [
+                removal_of(known.covariance, of.weight @ torch.linalg.cholesky(regularised(F)), of.groups)
+                for of, known, F in zip(layer, calibration.features(number, layer), sensitivities, strict=True)
+            ]
         )
-        removals.append([head_removal(C, W_O, layer[0].groups), neuron_removal(A, W_2)])
         calibration.advance(number)
         on_part("ranking", number + 1, len(calibration.layers))
     return removals
@@ -204,10 +193,9 @@ def _called(layer: nn.Module, others: tuple[Any, ...], further: dict[str, Any], 
 
 
 def _features(sublayer: Sublayer, moments: Moments) -> Features:
-    covariance, mean = moments.second_moment[0], torch.zeros_like(moments.mean[0])
-    if sublayer.has_bias:
-        covariance, mean = moments.covariance[0], moments.mean[0]
-    if not torch.isfinite(covariance).all():
-        fix = "Check the model on these texts with fewheads language evaluate."
-        raise ReductionError("activations", given=Raw("NaN or Inf"), expected="finite numbers", fix=fix)
-    return Features(covariance, mean)
+    """Return the statistics; about zero, E[z zᵀ], if the projection has no bias that could take up a mean."""
+    found = Features(moments.covariance[0], moments.mean[0])
+    if not sublayer.has_bias:
+        found = Features(moments.second_moment[0], torch.zeros_like(found.mean))
+    check_finite(found, "Check the model on these texts with fewheads language evaluate.")
+    return found

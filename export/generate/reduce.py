@@ -13,8 +13,9 @@ from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
 import numpy as np
+import torch
+from msgspec.structs import replace
 
 from edge.errors import Raw, UsageError
 from export.generate.bundle import origin_of
@@ -24,7 +25,6 @@ from export.generate.model import identity_of, load_backbone, positions_of, save
 from export.generate.ranking import (
     NEURON_BLOCK,
     Calibration,
-    Features,
     OnPart,
     blocks_to_remove,
     by_calibration,
@@ -34,7 +34,10 @@ from export.generate.ranking import (
 from export.generate.sublayers import Sublayer, left_parameters
 from export.generate.tokenizer import Encoded, TextTokenizer
 from export.generate.train import Corpus, records
-from export.reduce.algebra import kept_columns, least_squares, output_error
+from export.models.transformer import LayerShape
+from export.reduce.algebra import Fit, kept_columns, least_squares
+from export.reduce.calibration import Features
+from export.reduce.plan import LayerPlan, LayerReport, ReducedModel, ReducedRun, ReductionPlan
 from export.training.device import DeviceName, device_of
 from export.training.provenance import processor, provenance
 from export.training.runs import RunConfig, RunMetrics
@@ -49,53 +52,19 @@ Method = Literal["calibrated", "magnitude"]
 MODEL = "reduced-language-model"
 
 
-class Shares(msgspec.Struct, frozen=True):
-    """Shares of all heads of keys and values, and of all neurons, that stay."""
-
-    heads: float = 1.0
-    neurons: float = 1.0
-
-
-class ReducedLayer(msgspec.Struct, frozen=True):
-    """Result of reducing a layer.
-
-    Attributes:
-        heads: the original heads of keys and values that stay, ascending.
-        neurons: how many hidden units stay.
-        attention_error: mean square of the change of the attention's output on the calibration texts, relative to that
-            of the output.
-        feed_forward_error: the same for the feed-forward.
-        head_scores: of each original head, the loss of its removal after the heads that go before it: the mean square
-            by which it moves the logits; by magnitude, the square of its weights.
-    """
-
-    heads: tuple[int, ...]
-    neurons: int
-    attention_error: float
-    feed_forward_error: float
-    head_scores: tuple[float, ...]
-
-
-class Reduced(msgspec.Struct, frozen=True):
-    """Result of a reduction: the new directory, its layers, and metrics, those of the splits "holdout" and "before"."""
-
-    directory: str
-    layers: tuple[ReducedLayer, ...]
-    metrics: RunMetrics
-
-
 def reduce_directory(
     source: Path,
     corpus: Corpus,
     directory: Path,
-    shares: Shares,
+    heads: float = 1.0,
+    neurons: float = 1.0,
     *,
     method: Method = "calibrated",
     texts: int,
     seed: int,
     device: DeviceName = "cpu",
     on_part: OnPart = lambda work, done, parts: None,
-) -> Reduced:
+) -> ReducedRun:
     """Reduce the model in a directory, measure it on the hold-out, and write it as a directory of the same kind.
 
     The result has the original's shapes; removed heads and neurons are zeros, which an export drops. The files of the
@@ -103,6 +72,7 @@ def reduce_directory(
 
     Args:
         directory: path of the new model; an earlier one there is replaced when this one is done.
+        heads, neurons: shares of all heads of keys and values, and of all neurons, that stay.
         texts: of the corpus's training part, for the calibration.
         seed: draws these texts, and weights of logits in the measurement of sensitivities.
 
@@ -120,60 +90,74 @@ def reduce_directory(
     rows = encode_fitting(tokenizer, [corpus.train[number] for number in chosen], positions)
     holdout = encode_fitting(tokenizer, corpus.holdout, positions)
     before = token_measures("before", teacher_forced(model, holdout))
-    layers, parameters = reduce_model(model, rows, shares, method=method, seed=seed, on_part=on_part)
+    reduced = reduce_decoder(model, rows, heads, neurons, method=method, seed=seed, on_part=on_part)
     measures = (*token_measures("holdout", teacher_forced(model, holdout)), *before)
-    metrics = RunMetrics(parameters, 0, 0, time.perf_counter() - begun, measures)
-    arguments: dict[str, Any] = {"name": directory.name, "method": method}
-    arguments |= msgspec.to_builtins(shares) | {"layers": msgspec.to_builtins(layers)}
+    metrics = RunMetrics(left_parameters(model), 0, 0, time.perf_counter() - begun, measures)
+    arguments: dict[str, Any] = {"name": directory.name, "method": method, "heads": heads, "neurons": neurons}
+    arguments["layers"] = [_recorded(report) for report in reduced.reports]
     made = provenance(
-        trainer=f"{method} reduction to {shares.heads:g} of the heads and {shares.neurons:g} of the neurons of "
+        trainer=f"{method} reduction to {heads:g} of the heads and {neurons:g} of the neurons of "
         f"{origin_of(identity_of(source))}",
         data=f"{corpus.described}; {len(rows)} for calibration",
         seed=seed,
     )
     config = RunConfig(MODEL, arguments, made, processor=processor())
     save_backbone(model.cpu(), tokenizer, directory, unchanged | records(config, metrics))
-    return Reduced(str(directory), layers, metrics)
+    return ReducedRun(str(directory), reduced.reports, metrics)
 
 
-def reduce_model(
+def reduce_decoder(
     model: PreTrainedModel,
     rows: Sequence[Encoded],
-    shares: Shares,
+    heads: float = 1.0,
+    neurons: float = 1.0,
     *,
     method: Method = "calibrated",
     seed: int = 0,
     on_part: OnPart = lambda work, done, parts: None,
-) -> tuple[tuple[ReducedLayer, ...], int]:
-    """Remove heads and neurons of a model in place; arguments and errors as :func:`reduce_directory`.
-
-    Returns:
-        A report for each layer, and the number of parameters without those that were removed.
-    """
+) -> ReducedModel[PreTrainedModel]:
+    """Remove heads and neurons of a model in place; arguments and errors as :func:`reduce_directory`."""
     calibration = Calibration(model, rows)
     layers = calibration.layers
-    fewer_heads = blocks_to_remove("--heads", [attention.groups for attention, _ in layers], shares.heads, 1)
-    fewer_neurons = blocks_to_remove("--neurons", [of.groups for _, of in layers], shares.neurons, NEURON_BLOCK)
+    fewer_heads = blocks_to_remove("--heads", [attention.groups for attention, _ in layers], heads, 1)
+    fewer_neurons = blocks_to_remove("--neurons", [of.groups for _, of in layers], neurons, NEURON_BLOCK)
     if not fewer_heads + fewer_neurons:
-        given, expected = Raw(f"{shares.heads:g} and {shares.neurons:g}"), "shares that remove something"
+        given, expected = Raw(f"{heads:g} and {neurons:g}"), "shares that remove something"
         raise UsageError("--heads and --neurons", given=given, expected=expected, fix="Give a smaller share.")
     # The ranking uses up what it gets.
     removals = by_magnitude(layers) if method == "magnitude" else by_calibration(copy(calibration), seed, on_part)
-    heads = kept_counts([removal for removal, _ in removals], fewer_heads)
-    neurons = kept_counts([removal for _, removal in removals], fewer_neurons, NEURON_BLOCK)
+    of_heads, of_neurons = zip(*removals, strict=True)
+    counts = zip(kept_counts(of_heads, fewer_heads), kept_counts(of_neurons, fewer_neurons, NEURON_BLOCK), strict=True)
+    dense = tuple(LayerShape(len(a.features), a.features.shape[1], len(f.features)) for a, f in layers)
+    plans = []
+    for shape, of_layer, count in zip(dense, removals, counts, strict=True):
+        chosen = [removal.kept(number) for removal, number in zip(of_layer, count, strict=True)]
+        plans.append(LayerPlan(LayerShape(count[0], shape.head_dim, count[1]), *chosen))
+    plan = ReductionPlan(layers[0][0].weight.shape[1], dense, tuple(plans))
     reports = []
-    for number, counts in enumerate(zip(heads, neurons, strict=True)):
+    for number, (layer, planned) in enumerate(zip(layers, plan.layers, strict=True)):
+        assert planned is not None
         errors = []
-        for sublayer, removal, count in zip(layers[number], removals[number], counts, strict=True):
+        for sublayer, kept in zip(layer, (planned.heads, planned.neurons), strict=True):
             (features,) = calibration.features(number, [sublayer])
-            errors.append(_remove(sublayer, removal.kept(count), features, fits=method == "calibrated"))
+            errors.append(_remove(sublayer, kept or (), features, fits=method == "calibrated"))
         calibration.advance(number)
-        of_heads = removals[number][0]
-        scores = dict(zip(of_heads.order, of_heads.errors.diff().tolist(), strict=True))
-        head_scores = tuple(scores[head] for head in sorted(scores))
-        reports.append(ReducedLayer(of_heads.kept(counts[0]), counts[1], errors[0], errors[1], head_scores))
+        scores = of_heads[number].errors.diff()[torch.tensor(of_heads[number].order).argsort()]
+        report = LayerReport(planned, number=number, head_scores=tuple(scores.tolist()))
+        reports.append(replace(report, attention_error=errors[0], feed_forward_error=errors[1]))
         on_part("removing", number + 1, len(layers))
-    return tuple(reports), left_parameters(model)
+    return ReducedModel(model, plan, tuple(reports))
+
+
+def _recorded(report: LayerReport) -> dict[str, Any]:
+    """Return what the record of a directory has of a layer."""
+    return {
+        "heads": report.plan.heads,
+        "neurons": report.plan.shape.ffn_dim,
+        "attention_error": report.attention_error,
+        "feed_forward_error": report.feed_forward_error,
+        "head_scores": report.head_scores,
+    }
 
 
 def _remove(sublayer: Sublayer, kept: tuple[int, ...], features: Features, *, fits: bool) -> float:
@@ -182,10 +166,8 @@ def _remove(sublayer: Sublayer, kept: tuple[int, ...], features: Features, *, fi
         return 0.0
     C, W = features.covariance, sublayer.weight
     B = kept_columns(len(C), kept, sublayer.features.shape[1])
-    W_small = least_squares(C, W, B) if fits else B.T @ W
-    lost = W - B @ W_small
+    fit = Fit.of(W, B, least_squares(C, W, B) if fits else B.T @ W, features.mean, C)
     sublayer.remove(sorted({*range(sublayer.groups)} - {*kept}))
     if fits:
-        sublayer.fill(B @ W_small, features.mean @ lost)
-    whole = float((W * (C @ W)).sum())
-    return output_error(C, W, B, W_small) / whole if whole > 0 else 0.0
+        sublayer.fill(B @ fit.weight, fit.shift)
+    return fit.error

@@ -110,6 +110,17 @@ class Corpus(NamedTuple):
     holdout: tuple[Example, ...]
     described: str
 
+    def encoded(self, tokenizer: TextTokenizer, positions: int) -> tuple[list[Encoded], list[Encoded], str]:
+        """Return both parts as tokens, without the examples that do not fit, and a description of what is trained on.
+
+        Raises:
+            DataError: no example of a part fits into so many positions.
+        """
+        train, holdout = (encode_fitting(tokenizer, part, positions) for part in (self.train, self.holdout))
+        out = len(self.train) + len(self.holdout) - len(train) - len(holdout)
+        said = f"{self.described}; {len(train)} trained on, {out} with more than {positions} tokens left out"
+        return train, holdout, said
+
 
 def read_corpus(sources: Sequence[Source], *, seed: int, limit: int | None = None) -> Corpus:
     """Return the examples of all sources, of which some are held out; the seed draws them.
@@ -281,8 +292,7 @@ def train_to_directory(
     """
     directory = Path(directory)
     files = RunFiles(directory, tensorboard)
-    positions = positions_of(model)  # type: ignore[arg-type]
-    rows, holdout = (encode_fitting(tokenizer, part, positions) for part in (corpus.train, corpus.holdout))
+    rows, holdout, data = corpus.encoded(tokenizer, positions_of(model))  # type: ignore[arg-type]
     steps = steps_per_epoch or -(-len(rows) // recipe.batch_size)
     objective = LanguageObjective(
         model, rows, holdout, seed=seed, batch_size=recipe.batch_size, steps_per_epoch=steps, precision=recipe.precision
@@ -290,12 +300,7 @@ def train_to_directory(
     trained = train(objective, recipe, seed=seed, state=files.state, log=files.log, observer=observer)
     finished, further = finish()
     measures = evaluate(finished, tokenizer, "holdout", corpus.holdout, max_tokens=completion_limit(rows))
-    metrics = RunMetrics(
-        finished.num_parameters(), len(trained.scores), trained.best_epoch, trained.seconds, measures, trained.losses,
-        trained.scores,
-    )  # fmt: skip
-    left_out = len(corpus.train) + len(corpus.holdout) - len(rows) - len(holdout)
-    data = f"{corpus.described}; {len(rows)} trained on, {left_out} with more than {positions} tokens left out"
+    metrics = trained.metrics(finished.num_parameters(), measures)
     made = provenance(trainer=f"{trained.steps} steps, {recipe}", data=data, seed=seed)
     config = RunConfig(kind, arguments, made, precision=recipe.precision, processor=processor())
     save_backbone(finished.cpu(), tokenizer, directory, {**records(config, metrics), **files.finished(), **further})

@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import torch
 from tokenizers import Tokenizer
-from torch import nn
+from torch import Tensor
 
 from edge.bundles.steps import Labels
 from edge.errors import Raw, UsageError
 from export.data.tokens import load_tokenizer
 from export.errors import CheckpointError
-from export.finetune.models import SCORE, Architecture
+from export.finetune.models import Architecture
 from export.importing.embedder import MODULES, Embedder, read_embedder
 from export.importing.image_processor import read_image_processor
-from export.models.heads import Activation, Head, SentenceEmbedder, SequenceClassifier
+from export.models.heads import SCORE, Activation, Head
 from export.models.huggingface import CONFIG, INDEX, PACK, SAVE_AGAIN, WEIGHTS, Pretrained, load_pretrained, read_json
 from export.models.transformer import TransformerConfig
 
@@ -185,24 +186,25 @@ def _tokenizer(place: Path, transformer: TransformerConfig) -> Tokenizer:
     return tokenizer
 
 
+#: The layers of heads in messages.
+_LAYERS = {"classifier": "the classifier", "pooler": "the pooler before the classifier"}
+
+
 def _load_head(place: Path, model: Head, pretrained: Pretrained, embedder: Embedder | None) -> None:
-    if isinstance(model, SentenceEmbedder):
-        assert embedder is not None
-        for layer, weights in zip(model.dense, embedder.weights, strict=True):
-            layer.load_state_dict(weights)
-        return
-    _copy(place, "the classifier", model.get_submodule("classifier"), pretrained.classifier)
-    if isinstance(model, SequenceClassifier) and model.pooler is not None:
-        _copy(place, "the pooler before the classifier", model.pooler, pretrained.pooler)
+    """Copy the weights behind the transformer; raise a CheckpointError if the files lack some, a bias, or some rows."""
+    stored = {name: layer.state_dict() for name in _LAYERS if (layer := getattr(pretrained, name)) is not None}
+    stored |= {f"dense.{number}": weights for number, weights in enumerate(embedder.weights if embedder else ())}
+    for name, layer in model.layers.items():
+        found = stored.get(name, {})
+        if _shapes(found) != _shapes(layer.state_dict()):
+            given = f"{list(found['weight'].shape)}, bias {'bias' in found}" if found else "none"
+            wanted = f"{list(layer.weight.shape)} with a bias"
+            raise _broken(f"{place} tensors of {_LAYERS.get(name, name)}", Raw(given), wanted)
+        layer.load_state_dict(found)
 
 
-def _copy(place: Path, what: str, layer: nn.Module, stored: nn.Linear | None) -> None:
-    """Copy the weights of a linear layer; raise a CheckpointError if the files lack it, its bias, or some rows."""
-    assert isinstance(layer, nn.Linear)
-    if stored is None or stored.bias is None or stored.weight.shape != layer.weight.shape:
-        shape = "none" if stored is None else f"{list(stored.weight.shape)}, bias {stored.bias is not None}"
-        raise _broken(f"{place} tensors of {what}", Raw(shape), f"{list(layer.weight.shape)} with a bias")
-    layer.load_state_dict(stored.state_dict())
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _broken(subject: str, given: object, expected: str) -> CheckpointError:

@@ -68,11 +68,7 @@ class _Dense(msgspec.Struct):
 
 
 def read_embedder(directory: Path) -> Embedder | None:
-    """Read a directory with ``modules.json``; None for a cross-encoder, which is a transformer and its head alone.
-
-    Raises:
-        CheckpointError: a module, a pooling or an activation is not supported, or a file is missing or malformed.
-    """
+    """Read a directory with ``modules.json``; None for a cross-encoder. A CheckpointError refuses other modules."""
     path = directory / MODULES
     modules = read_json(path, list[_Module], SAVE_AGAIN)
     kinds = [module.kind for module in modules]

@@ -12,7 +12,7 @@ import numpy as np
 
 from edge.bundles.steps import ImagePreprocess
 from edge.errors import Raw
-from export.data.unlabelled import MAX_BYTES, MAX_PIXELS
+from export.data.images import image_step
 from export.errors import CheckpointError
 from export.models.huggingface import SAVE_AGAIN, read_json
 
@@ -70,15 +70,10 @@ def read_image_processor(path: Path, image_size: int, channels: int) -> ImagePre
     _require(len(found.image_mean) == channels, path, "image_mean", found.image_mean, colours)
     positive = len(found.image_std) == channels and min(found.image_std) > 0
     _require(positive, path, "image_std", found.image_std, f"{colours}, above 0")
-    return ImagePreprocess(
-        input="image",
-        output="pixels",
-        size=image_size,
-        colours="rgb" if channels == 3 else "grey",
+    return msgspec.structs.replace(
+        image_step(image_size, channels),
         mean=found.image_mean,
         std=found.image_std,
-        max_bytes=MAX_BYTES,
-        max_pixels=MAX_PIXELS,
         resize="stretch" if shorter is None else "crop",
         shorter_side=shorter,
         interpolation=_FILTERS[found.resample],

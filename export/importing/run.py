@@ -26,6 +26,7 @@ from export.finetune.models import MODEL
 from export.finetune.objectives import outputs_by_row
 from export.importing.directory import FineTuned, read_directory
 from export.importing.image_processor import sample_images
+from export.models.heads import tensors_of
 from export.models.huggingface import PACK
 from export.training.checkpoint import save
 from export.training.provenance import processor, provenance
@@ -83,16 +84,8 @@ def import_run(
         RunMetrics(parameters, 0, 0, time.perf_counter() - started, ()),
         {} if found.tokenizer is None else {TOKENIZER: found.tokenizer.to_str().encode()},
     )
-    return ImportedRun(
-        str(run),
-        found.architecture.task,
-        found.architecture.labels,
-        found.model.width,
-        found.architecture.max_length,
-        parameters,
-        parity,
-        missing,
-    )
+    of = found.architecture
+    return ImportedRun(str(run), of.task, of.labels, found.model.width, of.max_length, parameters, parity, missing)
 
 
 #: Largest difference of outputs, relative to their largest value.
@@ -159,8 +152,7 @@ def _ours(found: FineTuned, texts: Sequence[tuple[str, ...]]) -> list[list[Array
     assert found.tokenizer is not None
     examples = Examples(tuple(texts), np.zeros(len(texts), np.int64))
     rows = encode(found.tokenizer, examples, found.architecture.max_length)
-    outputs = [one.outputs for one in outputs_by_row(found.model, rows)]
-    return [[one.numpy()] if isinstance(one, torch.Tensor) else [each.numpy() for each in one] for one in outputs]
+    return [[one.numpy() for one in tensors_of(row.outputs)] for row in outputs_by_row(found.model, rows)]
 
 
 def _embeddings(directory: Path, found: FineTuned) -> list[tuple[Array, Array]]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
+from edge.bundles.steps import LabelPostprocess, Postprocess, ScorePostprocess, TokenLabelPostprocess
 from edge.datatypes import Array
 from edge.errors import UsageError
 from export.models.transformer import Transformer
@@ -19,6 +20,8 @@ from export.models.transformer import Transformer
 Pooling = Literal["mean", "summary"]
 Activation = Literal["identity", "tanh", "relu"]
 Outputs: TypeAlias = "Tensor | tuple[Tensor, Tensor]"
+#: The one label of a regression.
+SCORE = "score"
 _ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "identity": lambda x: x,
     "tanh": torch.tanh,
@@ -46,6 +49,23 @@ class Head(nn.Module):
     def __init__(self, transformer: Transformer) -> None:
         super().__init__()
         self.transformer = transformer
+
+    @property
+    def layers(self) -> dict[str, nn.Linear]:
+        """The linear layers behind the transformer, by their names."""
+        return {
+            name: layer
+            for name, layer in self.named_modules()
+            if isinstance(layer, nn.Linear) and not name.startswith("transformer.")
+        }
+
+    def postprocess(self, labels: tuple[str, ...]) -> Postprocess | None:
+        """Return the step of a bundle that makes texts or a score of the outputs; None without such a step."""
+        return None
+
+    def joined(self, outputs: Sequence[Tensor]) -> Outputs:
+        """Return tensors in the order of ``outputs`` as the head returns them."""
+        return outputs[0]
 
     def loss(self, outputs: Any, targets: Tensor) -> Tensor:
         """Return the mean loss of outputs, a scalar."""
@@ -117,10 +137,10 @@ class SequenceClassifier(Head):
             mask: [N, T], int64, 1 for tokens and 0 for padding; None for images.
             segments: [N, T], int64; None is segment 0 everywhere.
         """
-        pooled = _pooled(self.transformer(inputs, mask, segments), mask, self.pooling)
+        summary = pooled(self.transformer(inputs, mask, segments), mask, self.pooling)
         if self.pooler is not None:
-            pooled = _ACTIVATIONS[self.activation](self.pooler(pooled))
-        logits: Tensor = self.classifier(pooled)
+            summary = _ACTIVATIONS[self.activation](self.pooler(summary))
+        logits: Tensor = self.classifier(summary)
         return logits
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -132,6 +152,12 @@ class SequenceClassifier(Head):
     def imitation(self, outputs: Tensor, teacher: Tensor, temperature: float) -> Tensor:
         """Return the squared error of scores, or the divergence of logits."""
         return functional.mse_loss(outputs, teacher) if self.regression else _divergence(outputs, teacher, temperature)
+
+    def postprocess(self, labels: tuple[str, ...]) -> Postprocess:
+        """Return the step for the score, or the label."""
+        if self.regression:
+            return ScorePostprocess(logits=self.outputs[0], output=SCORE)
+        return LabelPostprocess(logits=self.outputs[0], output="label", labels=labels)
 
     def answers(self, outputs: Sequence[Tensor]) -> Array:
         """Return scores or classes, [n]."""
@@ -156,6 +182,10 @@ class TokenClassifier(Head):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross entropy to classes [N, T] over the tokens that have one, not :data:`NO_LABEL`."""
         return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=NO_LABEL)
+
+    def postprocess(self, labels: tuple[str, ...]) -> Postprocess:
+        """Return the step for the label of each token."""
+        return TokenLabelPostprocess(logits=self.outputs[0], output="labels", labels=labels)
 
     def answers(self, outputs: Sequence[Tensor]) -> Array:
         """Return the class of each token, [n, T]."""
@@ -195,6 +225,10 @@ class SpanClassifier(Head):
         """Return the mean of both divergences."""
         start, end = (_divergence(*pair, temperature) for pair in zip(outputs, teacher, strict=True))
         return (start + end) / 2
+
+    def joined(self, outputs: Sequence[Tensor]) -> Outputs:
+        """Return the logits of first and last tokens."""
+        return outputs[0], outputs[1]
 
     def answers(self, outputs: Sequence[tuple[Tensor, Tensor]]) -> Array:
         """Return first and last tokens, [n, 2]."""
@@ -238,7 +272,7 @@ class SentenceEmbedder(Head):
 
     def forward(self, inputs: Tensor, mask: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
         """Return the embeddings [N, width]; see :meth:`SequenceClassifier.forward`."""
-        embedding = _pooled(self.transformer(inputs, mask, segments), mask, self.pooling)
+        embedding = pooled(self.transformer(inputs, mask, segments), mask, self.pooling)
         for layer, shape in zip(self.dense, self.embedding.dense, strict=True):
             embedding = _ACTIVATIONS[shape.activation](layer(embedding))
         if not self.embedding.normalised:
@@ -265,12 +299,17 @@ class SentenceEmbedder(Head):
         return np.asarray((answers * others).sum(axis=1) / lengths)
 
 
+def tensors_of(outputs: Outputs) -> tuple[Tensor, ...]:
+    """Return the outputs of a head in the order of their names; the inverse of :meth:`Head.joined`."""
+    return (outputs,) if isinstance(outputs, Tensor) else outputs
+
+
 def _divergence(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     student, target = (functional.log_softmax(values / temperature, dim=-1) for values in (logits, teacher))
     return temperature**2 * functional.kl_div(student, target, reduction="batchmean", log_target=True)
 
 
-def _pooled(hidden: Tensor, mask: Tensor | None, pooling: Pooling) -> Tensor:
+def pooled(hidden: Tensor, mask: Tensor | None, pooling: Pooling) -> Tensor:
     """Return one vector for each sequence, [N, d], of hidden states [N, T, d]: the first, or the mean of the tokens."""
     if pooling == "summary":
         return hidden[:, 0]

@@ -135,7 +135,7 @@ class Layer(nn.Module):
         if self.attention is None:
             assert self.attention_constant is not None
             return self.attention_constant
-        return _dropped(self, self.attention(x, mask)[0])
+        return _dropped(self, self.attention(x, mask))
 
     def _feed(self, x: Tensor) -> Tensor:
         if self.feed_forward is None:

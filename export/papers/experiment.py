@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from edge.cli.output import print_json, print_table, remark
+from edge.cli.output import print_json, remark
 from edge.errors import Raw, UsageError
 from edge.files import sha256, write_whole
 from export.errors import CheckpointError
 from export.report.drawing import new_figure, write_figure
+from export.report.table import Table
 from export.training.jobs import Job, Outcome, run_jobs
 from export.training.watch import Watch, watching, watching_each
 
@@ -37,47 +38,6 @@ class Part(NamedTuple):
 
     name: str
     arguments: tuple[Any, ...] = ()
-
-
-class Table(NamedTuple):
-    """A table of a report: on the terminal, in Markdown and as JSON.
-
-    Attributes:
-        rows: numbers are written with four digits; what has ``value`` and ``interval`` with both, differences (which
-            :class:`export.training.intervals.Difference` are) with a sign.
-        texts: the first columns, which are texts; the others are numbers, at the right in Markdown.
-        note: a paragraph before it.
-    """
-
-    title: str
-    heads: Sequence[str]
-    rows: Sequence[Sequence[object]]
-    texts: int = 1
-    note: str = ""
-
-    def markdown(self) -> list[str]:
-        """Return the lines of the table, without title and note."""
-        rule = ["---"] * self.texts + ["---:"] * (len(self.heads) - self.texts)
-        cells = [list(self.heads), rule, *([cell_text(cell) for cell in row] for row in self.rows)]
-        return ["| " + " | ".join(row) + " |" for row in cells]
-
-    def print(self) -> None:
-        """Print the table on stdout."""
-        is_plain = (int, float, type(None))
-        rows = [[cell if isinstance(cell, is_plain) else cell_text(cell) for cell in row] for row in self.rows]
-        print_table(self.title, self.heads, rows)
-
-
-def cell_text(cell: object) -> str:
-    """Return the text of a cell of a :class:`Table`."""
-    if isinstance(cell, float):
-        return f"{cell:.4g}"
-    if hasattr(cell, "value") and hasattr(cell, "interval"):
-        from export.training.intervals import Difference, with_interval
-
-        sign = "+" if isinstance(cell, Difference) else ""
-        return with_interval(cell.value, cell.interval, lambda number: f"{round(number, 9) + 0:{sign}.4g}")
-    return "" if cell is None else str(cell)
 
 
 class Experiment(ABC, Generic[R]):
@@ -117,13 +77,7 @@ class Experiment(ABC, Generic[R]):
         return {}
 
 
-def run_experiment(
-    experiment: Experiment[R],
-    out: Path,
-    *,
-    plots: bool = True,
-    as_json: bool = False,
-) -> dict[str, R]:
+def run_experiment(experiment: Experiment[R], out: Path, *, plots: bool = True, as_json: bool = False) -> dict[str, R]:
     """Compute the parts here, one by one, then report as :func:`report_experiment`; return all records."""
     if plots:
         new_figure(1, 1, without="give --no-plots")
@@ -179,30 +133,46 @@ def report_experiment(
     experiment: Experiment[R], out: Path, *, plots: bool = True, as_json: bool = False
 ) -> dict[str, R]:
     """Write report.md and figures from ``records.jsonl`` alone, and print the tables; return the records."""
-    found = read_records(out, experiment.record)
-    names = [part.name for part in experiment.parts()]
-    records = {name: found[name] for name in names if name in found}
-    text, tables = experiment.text(records), experiment.tables(records)
-    missing = len(names) - len(records)
-    figures = experiment.figures(records) if plots else {}
-    for name, figure in figures.items():
+    report = report_on(experiment, out, plots=plots)
+    for name, figure in report.figures.items():
         write_figure(figure, out / f"{name}.png")
+    write_whole(out / REPORT, report.page.encode())
+    if as_json:
+        tables = [{"title": one.title, "heads": one.heads, "rows": one.rows} for one in report.tables]
+        printed = {"settings": experiment.settings, "missing": report.missing, "text": report.text, "tables": tables}
+        print_json(printed)
+    else:
+        for table in report.tables:
+            table.print()
+        remark(f"written: {out / REPORT}")
+    return report.records
+
+
+class ExperimentReport(NamedTuple, Generic[R]):
+    """A report in Markdown, and what it is made of; ``missing`` parts have no record yet."""
+
+    page: str
+    records: dict[str, R]
+    missing: int
+    text: str
+    tables: Sequence[Table]
+    figures: Mapping[str, Figure]
+
+
+def report_on(experiment: Experiment[R], out: Path, *, plots: bool = True) -> ExperimentReport[R]:
+    """Return the report on the records of a directory, where nothing is written."""
+    recorded, names = read_records(out, experiment.record), [part.name for part in experiment.parts()]
+    records = {name: recorded[name] for name in names if name in recorded}
+    text, tables, missing = experiment.text(records), experiment.tables(records), len(names) - len(records)
+    figures = experiment.figures(records) if plots else {}
     lines = [f"# {experiment.title}"]
     lines += ["", text] if text else []
     lines += ["", f"{missing} of {len(names)} parts are still to be computed."] if missing else []
     for table in tables:
-        lines += ["", f"## {table.title}", "", *((table.note, "") if table.note else ()), *table.markdown()]
+        lines += ["", f"## {table.title}", "", *table.markdown()]
     for name in figures:
         lines += ["", f"![{name}]({name}.png)"]
-    write_whole(out / REPORT, "\n".join([*lines, ""]).encode())
-    if as_json:
-        described = [{"title": one.title, "heads": one.heads, "rows": one.rows} for one in tables]
-        print_json({"settings": experiment.settings, "missing": missing, "text": text, "tables": described})
-    else:
-        for table in tables:
-            table.print()
-        remark(f"written: {out / REPORT}")
-    return records
+    return ExperimentReport("\n".join([*lines, ""]), records, missing, text, tables, figures)
 
 
 def unfinished(out: Path, part: Part) -> Path:
@@ -234,14 +204,6 @@ def read_records(out: Path, kind: type[R]) -> dict[str, R]:
             raise CheckpointError(subject, given=Raw(error), expected="a record", fix=fix) from None
         records[read.part] = read.record
     return records
-
-
-def with_blocks(page: str, module: str, blocks: Mapping[str, Sequence[str]]) -> str:
-    """Return a document with the lines of each block between its markers, which name the module that makes them."""
-    for name, lines in blocks.items():
-        begin, end = f"<!-- {name}: made by python -m {module} -->", f"<!-- end of {name} -->"
-        page = "\n".join([page.split(begin)[0] + begin, "", *lines, "", end + page.split(end)[1]])
-    return page
 
 
 def read_settings(out: Path, kind: type[S]) -> S:
@@ -300,8 +262,8 @@ def _append(path: Path, line: _Line[Any]) -> None:
         os.fsync(file.fileno())
 
 
-def _check_same(out: Path, found: Any, wanted: Any, extensible: tuple[str, ...]) -> None:
-    there, here = dict(_flat(found)), dict(_flat(wanted))
+def _check_same(out: Path, earlier: Any, wanted: Any, extensible: tuple[str, ...]) -> None:
+    there, here = dict(_flat(earlier)), dict(_flat(wanted))
     names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
     names = [name for name in names if not name.startswith(extensible)]
     if names:

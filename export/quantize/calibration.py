@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import numpy as np
-from torch import nn
 
 from edge.datatypes import Array
 from export.data.tokens import Rows
 from export.models.convert import dynamic_of, to_onnx
-from export.models.heads import SpanClassifier
+from export.models.heads import Head
 from export.quantize.ranges import TO_TRAIN, input_ranges
 
 #: Rows to calibrate with.
 CALIBRATION_ROWS = 256
 
 
-def plain_onnx(model: nn.Module, rows: Rows) -> bytes:
+def plain_onnx(model: Head, rows: Rows) -> bytes:
     """Return a model in FP32 with the inputs of :attr:`export.data.tokens.Batch.named`."""
     examples = rows.batch(np.arange(2)).named
     dynamic = dynamic_of({name: tensor.numpy() for name, tensor in examples.items()})
-    outputs = ["start", "end"] if isinstance(model, SpanClassifier) else ["logits"]
-    return to_onnx(model, examples, outputs, dynamic)
+    return to_onnx(model, examples, model.outputs, dynamic)
 
 
 def calibration_feeds(rows: Rows, number: int = CALIBRATION_ROWS) -> list[dict[str, Array]]:
@@ -34,7 +32,7 @@ def feeds_of(rows: Rows, indices: Array) -> dict[str, Array]:
     return {name: tensor.numpy() for name, tensor in rows.batch(indices).named.items()}
 
 
-def input_ranges_of(model: nn.Module, rows: Rows) -> dict[str, float]:
+def input_ranges_of(model: Head, rows: Rows) -> dict[str, float]:
     """Return the ranges of the inputs of a model's products, by their names, to train it for INT8."""
     found = input_ranges(plain_onnx(model, rows), calibration_feeds(rows), TO_TRAIN)
     return {name: one.largest for name, one in found.items()}

@@ -56,7 +56,7 @@ def keep_fp32(converted: ModelProto, original: ModelProto) -> None:
 
 def _normalisations(graph: GraphProto) -> Iterator[_Part]:
     """Yield what computes x / sqrt(mean(x²) + epsilon), from the square to the quotient."""
-    made, readers = _links(graph)
+    made, readers = links(graph)
     constants = {tensor.name: tensor for tensor in graph.initializer}
     for mean in [node for node in graph.node if node.op_type == "ReduceMean"]:
         square = made.get(mean.input[0])
@@ -80,7 +80,7 @@ def _squares(node: NodeProto, constants: dict[str, TensorProto]) -> bool:
 
 def _angles(graph: GraphProto) -> Iterator[_Part]:
     """Yield what computes sines and cosines of positions, which are casts of integers."""
-    made, _ = _links(graph)
+    made, _ = links(graph)
     constants = {tensor.name for tensor in graph.initializer}
     nodes: dict[str, NodeProto] = {}
     for wave in [node for node in graph.node if node.op_type in ("Sin", "Cos")]:
@@ -103,7 +103,7 @@ def _angles(graph: GraphProto) -> Iterator[_Part]:
 
 def _exponentials(graph: GraphProto) -> Iterator[_Part]:
     """Yield what computes 1 - 2 / (1 + exp(2 x))."""
-    made, readers = _links(graph)
+    made, readers = links(graph)
     for power in [node for node in graph.node if node.op_type == "Exp"]:
         nodes = [made[power.input[0]], power]
         for operator in ("Add", "Div", "Sub"):
@@ -143,7 +143,7 @@ def _widen(graph: GraphProto, part: _Part, constants: dict[str, TensorProto]) ->
         graph.node.append(cast)
 
 
-def _links(graph: GraphProto) -> tuple[dict[str, NodeProto], dict[str, list[NodeProto]]]:
+def links(graph: GraphProto) -> tuple[dict[str, NodeProto], dict[str, list[NodeProto]]]:
     """Return which node makes a tensor, and which nodes read it."""
     made = {name: node for node in graph.node for name in node.output}
     readers: dict[str, list[NodeProto]] = {}

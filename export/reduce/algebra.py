@@ -183,6 +183,11 @@ def head_removal(C: Tensor, W_O: Tensor, heads: int) -> Removal:
     return Removal(tuple(order), torch.tensor(errors))
 
 
+def removal_of(C: Tensor, W: Tensor, groups: int) -> Removal:
+    """Return the greedy order of heads or, where each group is one input, of hidden units."""
+    return neuron_removal(C, W) if groups == len(C) else head_removal(C, W, groups)
+
+
 def neuron_removal(A: Tensor, W_2: Tensor) -> Removal:
     """Return the greedy order of hidden units for their covariance A [f, f] and W_2 [f, d].
 
@@ -235,6 +240,26 @@ def output_error(C: Tensor, W: Tensor, B: Tensor, W_small: Tensor) -> float:
     """Return E‖(z - E[z]) (W - B W')‖², the error of W' when the means are in the bias; letters as above."""
     D = W - B @ W_small
     return float((D * (C @ D)).sum())
+
+
+class Fit(NamedTuple):
+    """A projection z W + b whose z has become z B.
+
+    Attributes:
+        weight: W', [r, d].
+        shift: what b takes up of the mean of z, [d].
+        error: mean squared error of the output over its variance, or over its mean square for statistics about zero.
+    """
+
+    weight: Tensor
+    shift: Tensor
+    error: float
+
+    @classmethod
+    def of(cls, W: Tensor, B: Tensor, weight: Tensor, mean: Tensor, C: Tensor) -> Fit:
+        """Return the fit of a weight for the mean that is known of z and its covariance, which measures the error."""
+        whole = float((W * (C @ W)).sum())
+        return cls(weight, mean @ (W - B @ weight), output_error(C, W, B, weight) / whole if whole > 0 else 0.0)
 
 
 def kept_columns(width: int, kept: tuple[int, ...], group: int = 1) -> Tensor:

@@ -23,6 +23,7 @@ from export.models.transformer import Layer, Transformer
 from export.reduce.states import Padded, recorded, tokens_of
 
 BATCH = 32
+_FIX = "Check the weights, and the inputs of the calibration set."
 
 
 class Moments:
@@ -75,10 +76,10 @@ class AttentionStatistics(NamedTuple):
     m: Tensor
 
 
-class FeedForwardStatistics(NamedTuple):
-    """Covariance [f, f] and mean [f] of the activations of one feed-forward sub-layer, float64."""
+class Features(NamedTuple):
+    """Covariance [w, w] and mean [w] of the inputs of a last projection, float64, such as the hidden units' A."""
 
-    A: Tensor
+    covariance: Tensor
     mean: Tensor
 
 
@@ -133,11 +134,11 @@ def attention_statistics(
         # Rows of P sum to 1, so that the heads' outputs hold b_V as it is.
         o.add(tokens_of(found[attention.output_proj].read, batch.mask) - bias)
     statistics = AttentionStatistics(q.second_moment, k.covariance, o.covariance[0], o.mean[0])
-    _check_finite(statistics)
+    check_finite(statistics, _FIX)
     return statistics, after
 
 
-def feed_forward_statistics(layer: Layer, states: Sequence[Tensor], batches: Sequence[Padded]) -> FeedForwardStatistics:
+def feed_forward_statistics(layer: Layer, states: Sequence[Tensor], batches: Sequence[Padded]) -> Features:
     """Run a layer's feed-forward over the states after its attention.
 
     Raises:
@@ -150,8 +151,8 @@ def feed_forward_statistics(layer: Layer, states: Sequence[Tensor], batches: Seq
         with torch.no_grad(), recorded([feed_forward.down]) as found:
             layer.after_feed_forward(x)
         a.add(tokens_of(found[feed_forward.down].read, batch.mask))
-    statistics = FeedForwardStatistics(a.covariance[0], a.mean[0])
-    _check_finite(statistics)
+    statistics = Features(a.covariance[0], a.mean[0])
+    check_finite(statistics, _FIX)
     return statistics
 
 
@@ -163,11 +164,12 @@ def _token_count(transformer: Transformer, batch: Batch) -> int:
     return len(batch.inputs) * ((config.image_size // config.patch_size) ** 2 + 1 if images else batch.inputs.shape[1])
 
 
-def _check_finite(statistics: AttentionStatistics | FeedForwardStatistics) -> None:
+def check_finite(statistics: AttentionStatistics | Features, fix: str) -> None:
+    """Check that no activation was infinite or none; raise a ReductionError with this fix."""
     for name, value in statistics._asdict().items():
         if not torch.isfinite(value).all():
-            given, fix = Raw("NaN or Inf"), "Check the weights, and the inputs of the calibration set."
-            raise ReductionError(f"activations, by their {name}", given=given, expected="finite numbers", fix=fix)
+            subject = f"activations, by their {name}"
+            raise ReductionError(subject, given=Raw("NaN or Inf"), expected="finite numbers", fix=fix)
 
 
 def check_weights(model: Head) -> None:

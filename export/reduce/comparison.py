@@ -8,10 +8,9 @@ from pathlib import Path
 import msgspec
 
 from export.models.transformer import LayerShape
-from export.reduce.device import check_points, devices_of
-from export.reduce.grid import grid_of, widest
+from export.reduce.grid import widest
 from export.reduce.losses import OnProgress, measure_losses, silent
-from export.reduce.run import open_source, state_of
+from export.reduce.run import open_source
 from export.reduce.search import check_target, choose_shapes
 from export.reduce.target import Target
 from export.training.points import Point, PointTimes
@@ -69,20 +68,18 @@ def compare_plans(
         PlanError: no plan is that fast on one of the devices.
     """
     source = Path(source)
-    opened = open_source(source, data_dir, examples)
-    model, config = opened.model, opened.model.transformer.config
-    grid, state, points = grid_of(config), state_of(source, source), check_points(config, points)
-    devices = devices_of(targets, model, grid, points, state, precision=precision, on_progress=on_progress)
+    opened = open_source(source, data_dir, source, examples)
+    devices, dense, grid = opened.devices(targets, points, precision, on_progress), opened.layers, opened.grid
     for device in devices:
-        check_target(config.layers, device.mean, target_speedup, f"target speed-up on {device.name}")
-    losses = measure_losses(model, opened.data.train, grid, state=state, on_progress=on_progress)
+        check_target(dense, device.mean, target_speedup, f"target speed-up on {device.name}")
+    losses = measure_losses(opened.model, opened.data.train, grid, state=opened.state, on_progress=on_progress)
     plans = []
     for device in devices:
-        shapes = choose_shapes(config.layers, losses, device.mean, target_speedup)
+        shapes = choose_shapes(dense, losses, device.mean, target_speedup)
         loss = sum(layer.of(grid, shape) for layer, shape in zip(losses, shapes, strict=True))
-        speedups = tuple(other.mean.of(config.layers) / other.mean.of(shapes) for other in devices)
-        at_points = device.at_points(config.layers, shapes)
+        speedups = tuple(other.mean.speedup(dense, shapes) for other in devices)
+        at_points = device.at_points(dense, shapes)
         plans.append(
             DevicePlan(device.name, device.target, device.label, device.key, tuple(shapes), loss, at_points, speedups)
         )
-    return PlanComparison(str(source), target_speedup, widest(config), tuple(plans))
+    return PlanComparison(str(source), target_speedup, widest(opened.model.transformer.config), tuple(plans))

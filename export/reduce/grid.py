@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -38,23 +39,14 @@ class Grid(NamedTuple):
         """Return the indices of the options of a shape."""
         return self.attention.index((shape.num_heads, shape.head_dim)), self.feed_forward.index(shape.ffn_dim)
 
-    def beside(self, dense: LayerShape) -> Beside:
-        """Return the shape of each option beside the dense other half of the layer."""
-        return Beside(
-            [self.shape(option, 0, dense) for option in range(len(self.attention))],
-            [self.shape(0, option, dense) for option in range(len(self.feed_forward))],
-        )
+    def beside(self, dense: LayerShape) -> tuple[list[LayerShape], list[LayerShape]]:
+        """Return the shape of each option of attention and feed-forward beside the dense other half of the layer."""
+        attention = [self.shape(option, 0, dense) for option in range(len(self.attention))]
+        return attention, [self.shape(0, option, dense) for option in range(len(self.feed_forward))]
 
-
-class Beside(NamedTuple):
-    """Shapes of the options of a grid, each beside the dense other half of the layer."""
-
-    attention: list[LayerShape]
-    feed_forward: list[LayerShape]
-
-    def all(self) -> list[LayerShape]:
-        """Return each distinct shape once, the dense one first."""
-        return list(dict.fromkeys([*self.attention, *self.feed_forward]))
+    def shapes(self, dense: LayerShape) -> list[LayerShape]:
+        """Return each of these shapes once, the dense one first."""
+        return list(dict.fromkeys(chain(*self.beside(dense))))
 
 
 def widest(config: TransformerConfig) -> LayerShape:
@@ -122,6 +114,10 @@ class Times(NamedTuple):
         which has fewer kernels.
         """
         return self.rest + sum(self._layer(*layer) for layer in kept_layers(shapes))
+
+    def speedup(self, before: Iterable[LayerShape | None], after: Iterable[LayerShape | None]) -> float:
+        """Return the time of a model before a reduction over that after it."""
+        return self.of(before) / self.of(after)
 
     def _layer(self, shape: LayerShape, is_last: bool) -> float:
         times = self.of_last if is_last else self.layers

@@ -115,7 +115,7 @@ def measure_times(
     of the dense layer's time is assigned to each.
     """
     config = model.transformer.config
-    shapes = grid.beside(widest(config)).all()
+    shapes = grid.shapes(widest(config))
     table = measure_layers(config, shapes, points, cache=cache, calls=calls, on_shape=on_shape)
     for point in points:
         if table.find_rest(point.tokens, point.batch) is None:
@@ -142,7 +142,7 @@ def table_times(
     """
     fix = "Write the shapes of this model with 'fewheads shapes', and time them with 'fewheads profile'."
     check_key(subject, table.key, model_key(config), fix)
-    shapes = [Shape.of(shape) for shape in grid.beside(widest(config)).all()]
+    shapes = [Shape.of(shape) for shape in grid.shapes(widest(config))]
     for point in points:
         _check_point(table, shapes, point, subject)
     return [_times(table, config, grid, point) for point in points]

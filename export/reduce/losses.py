@@ -18,7 +18,7 @@ from export.models.transformer import LayerShape
 from export.reduce.calibration import BATCH, attention_statistics, calibration_batches, feed_forward_statistics
 from export.reduce.grid import Grid
 from export.reduce.states import after_attention, after_feed_forward, embedded, layers_of
-from export.reduce.sublayers import AttentionReducer, FeedForwardReducer, with_attention, with_feed_forward
+from export.reduce.sublayers import AttentionReducer, FeedForwardReducer, with_half
 from export.training.checkpoint import fingerprint, load_state, save_state
 
 #: Called with a stage, and how many of its shapes or layers are timed, have their losses measured, or are reduced.
@@ -104,14 +104,14 @@ class LossMeter:
             attention = AttentionReducer(layer.attention, statistics)
             for option, (heads, rank) in enumerate(self._grid.attention):
                 if option != own[0] and heads <= shape.num_heads and rank <= shape.head_dim:
-                    smaller = with_attention(layer, attention.reduced(heads, rank))
+                    smaller = with_half(layer, "attention", attention.reduced(heads, rank))
                     halfway = after_attention(smaller, self._states, self._batches)
                     attention_losses[option] = self._loss(after_feed_forward(smaller, halfway))
         if layer.feed_forward is not None:
             feed_forward = FeedForwardReducer(layer.feed_forward, feed_forward_statistics(layer, after, self._batches))
             for option, units in enumerate(self._grid.feed_forward):
                 if units < shape.ffn_dim:
-                    smaller = with_feed_forward(layer, feed_forward.reduced(units))
+                    smaller = with_half(layer, "feed_forward", feed_forward.reduced(units))
                     feed_forward_losses[option] = self._loss(after_feed_forward(smaller, after))
         left_out = self._loss(self._states)
         self._states = after_feed_forward(layer, after)

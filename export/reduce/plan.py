@@ -1,15 +1,21 @@
-"""A plan: the shape of each layer, its cost, and the largest speed-up that it can explain."""
+"""What a reduction plans and what it reports, of any kind of model; cost of a plan, and its largest speed-up."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import msgspec
+from torch import nn
 
 from edge.errors import Raw
 from export.errors import PlanError
 from export.models.transformer import LayerShape, TransformerConfig
+from export.training.runs import RunMetrics
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
 
 #: Allowed distance of a measured speed-up above its bound: clocks are noisy, and softmax and GELU, which are not
 #: counted, shrink with heads and units too.
@@ -21,7 +27,8 @@ class LayerPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Plan for one layer.
 
     Attributes:
-        shape: its heads, their width, and its hidden units.
+        shape: its heads, their width, and its hidden units. In language models, a head is one of keys and values, with
+            all heads of queries that share it, and its width is that of all these queries.
         heads: the original heads that stay, ascending; None leaves the choice to the calibration.
         neurons: the original hidden units that stay, ascending; None leaves the choice to the calibration.
     """
@@ -77,6 +84,8 @@ class LayerReport(msgspec.Struct, frozen=True):
         feed_forward_error: of the feed-forward's output; predicted.
         measured_feed_forward_error: of the feed-forward's output, on the calibration inputs.
         number: of the original layer, from 0.
+        head_scores: of language models, for each original head the loss of its removal after the heads that go before
+            it: the mean square by which it moves the logits; by magnitude, the square of its weights.
     """
 
     plan: LayerPlan
@@ -86,6 +95,24 @@ class LayerReport(msgspec.Struct, frozen=True):
     feed_forward_error: float = 0.0
     measured_feed_forward_error: float = 0.0
     number: int = 0
+    head_scores: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class ReducedModel(Generic[ModelT]):
+    """A smaller model in evaluation mode, its plan with the heads and hidden units that stay, and a report a layer."""
+
+    model: ModelT
+    plan: ReductionPlan
+    reports: tuple[LayerReport, ...]
+
+
+class ReducedRun(msgspec.Struct, frozen=True):
+    """A directory with a smaller model, its layers, and its metrics."""
+
+    directory: str
+    layers: tuple[LayerReport, ...]
+    metrics: RunMetrics
 
 
 def macs_per_token(dim: int, shape: LayerShape, tokens: int) -> int:

@@ -7,9 +7,9 @@ after every layer; the same call resumes from it and ends with the same bits.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 from torch import Tensor, nn
@@ -21,17 +21,15 @@ from export.reduce.calibration import attention_statistics, calibration_batches,
 from export.reduce.controls import chosen, first_layers, uniform_shapes
 from export.reduce.grid import Times
 from export.reduce.losses import OnProgress, SavedState, measure_losses, silent
-from export.reduce.plan import LayerPlan, LayerReport, ReductionPlan, check_plan, plan_of
+from export.reduce.plan import LayerPlan, LayerReport, ReducedModel, ReductionPlan, check_plan, plan_of
 from export.reduce.search import choose_shapes
 from export.reduce.states import Padded, after_attention, after_feed_forward, embedded, layers_of, relative_error
 from export.reduce.sublayers import (
     AttentionReducer,
     FeedForwardReducer,
     Method,
-    ReducedAttention,
-    ReducedFeedForward,
-    with_attention,
-    with_feed_forward,
+    ReducedHalf,
+    with_half,
 )
 from export.reduce.target import Strategy
 
@@ -56,20 +54,20 @@ def reduced_layer(
     """
     shape = plan.shape
     if layer.attention is None:
-        attention = ReducedAttention(None, layer.attention_constant, (), 0.0, 0.0)
+        attention = ReducedHalf(None, layer.attention_constant, (), 0.0)
     else:
         heads = AttentionReducer(layer.attention, attention_statistics(layer, states, batches)[0], method)
         attention = heads.reduced(plan.heads or shape.num_heads, shape.head_dim, shape.scale)
-    halved = with_attention(layer, attention)
+    halved = with_half(layer, "attention", attention)
     halfway = after_attention(halved, states, batches)
     if layer.feed_forward is None:
-        feed_forward = ReducedFeedForward(None, layer.feed_forward_constant, (), 0.0)
+        feed_forward = ReducedHalf(None, layer.feed_forward_constant, (), 0.0)
     else:
         statistics = feed_forward_statistics(halved, halfway, batches)
         feed_forward = FeedForwardReducer(layer.feed_forward, statistics, method).reduced(plan.neurons or shape.ffn_dim)
-    new = with_feed_forward(halved, feed_forward)
+    new = with_half(halved, "feed_forward", feed_forward)
     report = LayerReport(
-        LayerPlan(shape, attention.heads, feed_forward.neurons),
+        LayerPlan(shape, attention.kept, feed_forward.kept),
         attention.logits_error,
         attention.output_error,
         relative_error(layer, halved, "attention", states, batches),
@@ -79,20 +77,32 @@ def reduced_layer(
     return new, halfway, report
 
 
-class ReducedModel(NamedTuple):
-    """A smaller model.
+def reduced_layers(
+    layers: Sequence[Layer],
+    plan: ReductionPlan,
+    states: Sequence[Tensor],
+    batches: Sequence[Padded],
+    method: Method = "calibrated",
+    known: Sequence[tuple[Layer, LayerReport]] = (),
+) -> Iterator[tuple[Layer, LayerReport]]:
+    """Yield each layer that stays, reduced on the outputs of those before it, and its report.
 
-    Attributes:
-        model: in evaluation mode; its configuration has the new shapes.
-        plan: with the layers, heads and hidden units that stay.
-        reports: of the layers that stay.
-        expected_speedup: by the sum of the layers' times, not measured on the whole model.
+    Args:
+        layers: the originals; they are not changed.
+        states: the input of the first one for each batch.
+        known: the first results of an earlier call with the same arguments.
     """
-
-    model: Head
-    plan: ReductionPlan
-    reports: tuple[LayerReport, ...]
-    expected_speedup: float
+    results = iter(known)
+    for number, (layer, planned) in enumerate(zip(layers, plan.layers, strict=True)):
+        if planned is None:
+            continue
+        if result := next(results, None):
+            halfway = after_attention(result[0], states, batches)
+        else:
+            new, halfway, report = reduced_layer(layer, planned, states, batches, method)
+            result = new, msgspec.structs.replace(report, number=number)
+        yield result
+        states = after_feed_forward(result[0], halfway)
 
 
 def reduce_model(
@@ -105,7 +115,7 @@ def reduce_model(
     seed: int = 0,
     state: Path | None = None,
     on_progress: OnProgress = silent,
-) -> ReducedModel:
+) -> ReducedModel[Head]:
     """Return the model whose outputs are closest to the original's at a target speed-up, or a control of that speed.
 
     Args:
@@ -125,19 +135,16 @@ def reduce_model(
     if strategy == "first-layers":
         reduced = copy.deepcopy(model).eval()
         plan = first_layers(reduced, times, target_speedup)
-        reports = tuple(LayerReport(layer, number=number) for number, layer in enumerate(plan.layers) if layer)
+        kept = tuple(LayerReport(layer, number=number) for number, layer in enumerate(plan.layers) if layer)
+        return ReducedModel(reduced, plan, kept)
+    losses = measure_losses(model, calibration, times.grid, state=state, on_progress=on_progress)
+    if strategy == "uniform":
+        shapes: list[LayerShape | None] = [*uniform_shapes(config, losses, times, target_speedup)]
     else:
-        losses = measure_losses(model, calibration, times.grid, state=state, on_progress=on_progress)
-        if strategy == "uniform":
-            shapes: list[LayerShape | None] = [*uniform_shapes(config, losses, times, target_speedup)]
-        else:
-            shapes = choose_shapes(config.layers, losses, times, target_speedup)
-        batches = calibration_batches(model, calibration)
-        plan, method = chosen(strategy, plan_of(config, shapes), model, batches, seed)
-        reduced, reports = apply_plan(model, calibration, plan, state=state, on_progress=on_progress, method=method)
-        carried_out = {report.number: report.plan for report in reports}
-        plan = msgspec.structs.replace(plan, layers=tuple(map(carried_out.get, range(len(plan.layers)))))
-    return ReducedModel(reduced, plan, reports, times.of(config.layers) / times.of(plan.shapes))
+        shapes = choose_shapes(config.layers, losses, times, target_speedup)
+    batches = calibration_batches(model, calibration)
+    plan, method = chosen(strategy, plan_of(config, shapes), model, batches, seed)
+    return apply_plan(model, calibration, plan, state=state, on_progress=on_progress, method=method)
 
 
 def apply_plan(
@@ -148,8 +155,8 @@ def apply_plan(
     state: Path | None = None,
     on_progress: OnProgress = silent,
     method: Method = "calibrated",
-) -> tuple[Head, tuple[LayerReport, ...]]:
-    """Return a model with the layers of a plan, and a report for each; arguments as :func:`reduce_model`.
+) -> ReducedModel[Head]:
+    """Return a model with the layers of a plan; arguments as :func:`reduce_model`.
 
     Heads and hidden units that the plan leaves open are chosen here; baselines do so without the activations.
 
@@ -166,22 +173,20 @@ def apply_plan(
     reduced = copy.deepcopy(model).eval()
     transformer = reduced.transformer
     config = msgspec.structs.replace(transformer.config, layers=plan.shapes)
-    states, kept = embedded(transformer, batches), list[Layer]()
-    for number, (layer, planned) in enumerate(zip(layers_of(transformer), plan.layers, strict=True)):
-        if planned is None:
-            continue
-        if len(kept) < len(weights):
-            new = Layer(config, planned.shape)
-            new.load_state_dict(weights[len(kept)])
-            new.eval().to(layer.attention_norm.weight)
-            halfway = after_attention(new, states, batches)
-        else:
-            new, halfway, report = reduced_layer(layer, planned, states, batches, method)
-            reports.append(msgspec.structs.replace(report, number=number))
-            weights.append(new.state_dict())
-            saved.save({"weights": weights, "reports": msgspec.json.encode(reports).decode()})
-            on_progress("layers", number + 1, len(plan.layers))
+    like, kept = next(transformer.layers.parameters()), list[Layer]()
+    for shape, tensors in zip(plan.shapes, weights, strict=False):
+        kept.append(Layer(config, shape))
+        kept[-1].load_state_dict(tensors)
+        kept[-1].eval().to(like)
+    states, known = embedded(transformer, batches), list(zip(kept, reports, strict=True))
+    results = reduced_layers(layers_of(transformer), plan, states, batches, method, known)
+    for new, report in islice(results, len(known), None):
         kept.append(new)
-        states = after_feed_forward(new, halfway)
+        reports.append(report)
+        weights.append(new.state_dict())
+        saved.save({"weights": weights, "reports": msgspec.json.encode(reports).decode()})
+        on_progress("layers", report.number + 1, len(plan.layers))
     transformer.layers, transformer.config = nn.ModuleList(kept), config
-    return reduced, tuple(reports)
+    carried_out = {report.number: report.plan for report in reports}
+    plan = msgspec.structs.replace(plan, layers=tuple(map(carried_out.get, range(len(plan.layers)))))
+    return ReducedModel(reduced, plan, tuple(reports))

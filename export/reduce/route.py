@@ -22,7 +22,7 @@ from export.finetune.models import open_model, open_tuned
 from export.finetune.predictions import read_matching
 from export.finetune.run import task_of
 from export.finetune.text_tasks import SentenceTask
-from export.models.heads import SequenceClassifier
+from export.models.heads import Head, pooled
 from export.reduce.routing import (
     Diagnosis,
     Items,
@@ -201,25 +201,23 @@ def route_run(full: str | Path, lean: str | Path, data_dir: str | Path, cost_rat
     return Route(task.name, str(full), str(lean), cost_ratio, diagnosis, cascade, tuple(reports))
 
 
-def pooled_embeddings(model: SequenceClassifier, rows: Rows) -> Array:
+def pooled_embeddings(model: Head, rows: Rows) -> Array:
     """Return the mean of the embeddings over each row's tokens, [n, d]; the model is not changed."""
-    embed = copy.deepcopy(model)
-    embed.transformer.layers = nn.ModuleList()
-    embed.pooling, embed.classifier = "mean", nn.Identity()  # type: ignore[assignment]
-    pooled = np.empty((len(rows.targets), model.transformer.config.dim), dtype=np.float32)
+    embed = copy.deepcopy(model.transformer)
+    embed.layers = nn.ModuleList()
+    means = np.empty((len(rows.targets), embed.config.dim), dtype=np.float32)
     with torch.inference_mode():
         for indices in sorted_batches(rows.lengths, _BATCH):
             batch = rows.batch(indices)
-            pooled[indices] = embed(batch.inputs, batch.mask, batch.segments).numpy()
-    return pooled
+            means[indices] = pooled(embed(batch.inputs, batch.mask, batch.segments), batch.mask, "mean").numpy()
+    return means
 
 
-def _classifier(run: Path) -> tuple[SequenceClassifier, int, SentenceTask]:
+def _classifier(run: Path) -> tuple[Head, int, SentenceTask]:
     found = open_model(run)
-    head, architecture = found.head, found.architecture
-    if isinstance(head, SequenceClassifier) and not head.regression and architecture:
+    if found.head is not None and found.architecture is not None:
         task = task_of(found, run)
-        if isinstance(task, SentenceTask):
-            return head, architecture.max_length, task
+        if isinstance(task, SentenceTask) and task.labels:
+            return found.head, found.architecture.max_length, task
     fix = "Give runs of 'fewheads finetune' or 'fewheads reduce' on a task with classes."
     raise UsageError(f"run {run}", given=Raw("no classifier"), expected="a classifier of texts", fix=fix)

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from edge.datatypes import Array
-from export.training.intervals import Difference, draws, with_interval
+from export.training.intervals import Difference, draws, simultaneous, with_interval
 
 _PERMUTATIONS = 20
 #: Of the items, which candidates for a threshold send to the full tier.
@@ -115,11 +115,10 @@ def judge(items: Items, candidates: Sequence[tuple[Policy, float]]) -> list[Judg
     ]
     over_static = _gains(items, right, costs)
     over_shuffled = over_static - _gains(items, shuffled, costs)
+    bands = zip(*(simultaneous(gains[0], gains[1:]) for gains in (over_static, over_shuffled)), strict=True)
     return [
         Judged(policy.name, threshold, float(cost.mean()), float(answers.mean()), *differences)
-        for (policy, threshold), cost, answers, *differences in zip(
-            candidates, costs, right, _band(over_static), _band(over_shuffled), strict=True
-        )
+        for (policy, threshold), cost, answers, differences in zip(candidates, costs, right, bands, strict=True)
     ]
 
 
@@ -171,13 +170,3 @@ def _gains(items: Items, right: Sequence[Array], costs: Sequence[Array]) -> Arra
     lean, full, accuracy, cost = np.split(means, [1, 2, 2 + len(right)], axis=1)
     share = np.clip((cost - items.lean_cost) / (1 - items.lean_cost), 0, 1)  # of a mix that costs the same
     return np.asarray(accuracy - lean - share * (full - lean) * (items.advantage.mean() > 0))
-
-
-def _band(samples: Array) -> list[Difference]:
-    """Return values with simultaneous intervals for samples [1 + resamples, k], whose first row is the values."""
-    values, resampled = samples[0], samples[1:]
-    deviation = resampled.std(axis=0)
-    relative = (resampled - values) / np.where(deviation > 0, deviation, 1.0)
-    above, below = (np.quantile(side.max(axis=1), 0.975) for side in (relative, -relative))
-    lows, highs = values - above * deviation, values + below * deviation
-    return [Difference(float(v), (float(a), float(b))) for v, a, b in zip(values, lows, highs, strict=True)]

@@ -17,17 +17,17 @@ from export.finetune.task import Data, Reader, Task
 from export.models.heads import Head
 from export.models.transformer import LayerShape
 from export.reduce.calibration import calibration_batches, check_weights
-from export.reduce.device import check_points, devices_of
-from export.reduce.grid import grid_of, widest
+from export.reduce.device import Device, check_points, devices_of
+from export.reduce.grid import Grid, grid_of, widest
 from export.reduce.latency import feeds_of, measure_models
 from export.reduce.losses import OnProgress, divergence, silent
-from export.reduce.plan import LayerReport, check_speedup
-from export.reduce.reduce import LAYERS, ReducedModel, reduce_model
+from export.reduce.plan import ReducedModel, ReducedRun, check_speedup
+from export.reduce.reduce import LAYERS, reduce_model
 from export.reduce.search import check_target
 from export.reduce.target import Strategy, Target
 from export.training.points import Planned, Point, PointTimes
 from export.training.provenance import provenance
-from export.training.runs import RunMetrics, Speedup
+from export.training.runs import Speedup
 from export.training.trainer import Trained
 
 #: Calls of each model to measure the speed-up: a ratio that other work has spoilt is measured again, and longer.
@@ -41,24 +41,20 @@ class Divergence(msgspec.Struct, frozen=True):
     holdout: float
 
 
-class ReducedRun(msgspec.Struct, frozen=True):
-    """Result of a reduction.
+class PlannedRun(ReducedRun, frozen=True, kw_only=True):
+    """A run that was reduced to a planned speed.
 
     Attributes:
         expected_speedup: of the mean time, by the sum of the layers' times on the device of ``latency_key``.
         measured_speedup: of the mean time of both models in turns, on ONNX Runtime, one thread.
         planned: the target, its device, and both speeds at each operating point.
-        layers: those that are left.
         divergence: much larger on the hold-out if there are too few examples for the calibration.
     """
 
-    directory: str
     expected_speedup: float
     measured_speedup: float
     planned: Planned
     dense: LayerShape
-    layers: tuple[LayerReport, ...]
-    metrics: RunMetrics
     divergence: Divergence
     latency_key: dict[str, str]
 
@@ -76,7 +72,7 @@ def reduce_run(
     strategy: Strategy = "search",
     seed: int = 0,
     on_progress: OnProgress = silent,
-) -> ReducedRun:
+) -> PlannedRun:
     """Reduce a fine-tuned model and write a run directory, for further fine-tuning with the original as teacher.
 
     Latencies, losses and unfinished layers are kept beside the new run, in :func:`state_of`; the same call resumes from
@@ -99,13 +95,11 @@ def reduce_run(
     """
     started = time.perf_counter()
     source, directory = Path(source), Path(directory)
-    task, model, architecture, reader, data = open_source(source, data_dir, examples)
-    state = state_of(source, directory)
-    config = model.transformer.config
-    points, grid = check_points(config, points), grid_of(config)
-    (device,) = devices_of([target], model, grid, points, state, precision=precision, on_progress=on_progress)
+    opened = open_source(source, data_dir, directory, examples)
+    task, model, architecture, reader, data, state = opened
+    (device,) = opened.devices([target], points, precision, on_progress)
     if strategy not in ("uniform", "first-layers"):  # those choose among fewer plans
-        check_target(config.layers, device.mean, target_speedup, f"target speed-up on {device.name}")
+        check_target(opened.layers, device.mean, target_speedup, f"target speed-up on {device.name}")
     reduced = reduce_model(
         model,
         data.train,
@@ -120,11 +114,11 @@ def reduce_run(
         target_speedup,
         device.target,
         device.label,
-        tuple(_measured(model, reduced, point) for point in device.at_points(config.layers, reduced.plan.shapes)),
+        tuple(_measured(model, reduced, point) for point in device.at_points(opened.layers, reduced.plan.shapes)),
         reduced.plan.kept,
-        len(config.layers),
+        len(opened.layers),
     )
-    sizes = " and ".join(point.name for point in points)
+    sizes = " and ".join(point.name for point in device.points)
     how = (
         f"reduced from {source.name} by {strategy} for {target_speedup:g}x at {sizes} on {device.name} "
         f"({device.label}), calibrated with {examples} examples"
@@ -139,36 +133,52 @@ def reduce_run(
         record=provenance(trainer=how, data=task.origin, seed=None),
         tuned=Trained((), (), 0, 0, time.perf_counter() - started),  # no training
         data_dir=data_dir,
-        speedup=Speedup(planned.measured_speedup, points[0].tokens, tuple(map(Shape.of, config.layers))),
+        speedup=Speedup(planned.measured_speedup, device.points[0].tokens, tuple(map(Shape.of, opened.layers))),
         planned=planned,
     )
     for unfinished in state.glob(f"{LAYERS}-*.state"):
         unfinished.unlink()
-    return ReducedRun(
-        str(directory),
-        reduced.expected_speedup,
-        planned.measured_speedup,
-        planned,
-        widest(config),
-        reduced.reports,
-        metrics,
-        Divergence(*(divergence(model, reduced.model, rows) for rows in (data.train, data.holdout))),
-        device.key,
+    return PlannedRun(
+        *(str(directory), reduced.reports, metrics),
+        expected_speedup=device.mean.speedup(opened.layers, reduced.plan.shapes),
+        measured_speedup=planned.measured_speedup,
+        planned=planned,
+        dense=widest(model.transformer.config),
+        divergence=Divergence(*(divergence(model, reduced.model, rows) for rows in (data.train, data.holdout))),
+        latency_key=device.key,
     )
 
 
 class OpenedSource(NamedTuple):
-    """A run that can be reduced: its task, model, architecture and reader, and data for calibration."""
+    """A run that can be reduced: its task, model, architecture and reader, data for calibration, and where state is."""
 
     task: Task
     model: Head
     architecture: Architecture
     reader: Reader
     data: Data
+    state: Path
+
+    @property
+    def grid(self) -> Grid:
+        """The options for a layer."""
+        return grid_of(self.model.transformer.config)
+
+    @property
+    def layers(self) -> tuple[LayerShape, ...]:
+        """The shapes of its layers."""
+        return self.model.transformer.config.layers
+
+    def devices(
+        self, targets: Sequence[Target], points: Sequence[Point], precision: str, on_progress: OnProgress
+    ) -> list[Device]:
+        """Return the devices of targets with the times of all options; errors as :func:`devices_of`."""
+        given = targets, self.model, self.grid, check_points(self.model.transformer.config, points), self.state
+        return devices_of(*given, precision=precision, on_progress=on_progress)
 
 
-def open_source(source: Path, data_dir: str | Path, examples: int) -> OpenedSource:
-    """Open a run and check that it can be reduced, before any step that takes minutes.
+def open_source(source: Path, data_dir: str | Path, directory: Path, examples: int) -> OpenedSource:
+    """Open a run and check that it can be reduced to a directory, before any step that takes minutes.
 
     Raises:
         ReductionError: there are too few examples.
@@ -181,7 +191,7 @@ def open_source(source: Path, data_dir: str | Path, examples: int) -> OpenedSour
     data = prepare(task, data_dir, reader, max_length=found.architecture.max_length, limit=examples)
     check_weights(found.head)
     calibration_batches(found.head, data.train)
-    return OpenedSource(task, found.head, found.architecture, reader, data)
+    return OpenedSource(task, found.head, found.architecture, reader, data, state_of(source, directory))
 
 
 def state_of(source: Path, directory: Path) -> Path:
@@ -189,7 +199,7 @@ def state_of(source: Path, directory: Path) -> Path:
     return directory.parent / f".{source.name}.reduction"
 
 
-def _measured(model: Head, reduced: ReducedModel, point: PointTimes) -> PointTimes:
+def _measured(model: Head, reduced: ReducedModel[Head], point: PointTimes) -> PointTimes:
     """Add both models' times on this machine and the bound of the speed-up; a busy machine needs several measurements.
 
     Raises:

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from edge.bench.layer_latencies import Shape
 from edge.bench.profile import FLOOR, REST, SHAPES_NAME, ShapeSet
-from edge.bundles.bundle import write_bundle
-from edge.bundles.manifest import Manifest, Profile, Provenance, Tier
+from edge.bundles.manifest import Manifest, Profile
 from edge.datatypes import Array, TensorSpec, datatype_of
 from edge.errors import Raw, UsageError
 from edge.files import replaced_directory, write_durably
-from export.bundle.exported import FULL, RUNTIMES, int8_tier
-from export.bundle.tier_files import export_tier, files_of
+from export.bundle.exportable import Contents, write_contents
+from export.bundle.exported import FULL, RUNTIMES
+from export.bundle.tier_files import export_tier, files_of, tiers_of
 from export.finetune.models import open_model
 from export.models.convert import golden_of
 from export.models.heads import SequenceClassifier
@@ -26,7 +26,6 @@ from export.reduce.grid import grid_of, widest
 from export.reduce.latency import feeds_of, layer_feeds, model_key, without_layers
 from export.training.provenance import provenance
 
-_INT8_TIER = int8_tier(FULL)
 _LABELS = 2
 
 
@@ -72,7 +71,7 @@ def write_shapes(
         given, fix = Raw("something there"), "Choose another place, or replace it with --replace."
         raise UsageError(f"--out {directory}", given=given, expected="a free path", fix=fix)
     grid = grid_of(config)
-    shapes = grid.beside(widest(config)).all()
+    shapes = grid.shapes(widest(config))
     names = [Shape.of(shape) for shape in shapes]
     writer = _Writer(lengths, runtimes, Path(source).name)
     total = len(shapes) + 2
@@ -120,10 +119,6 @@ class _Writer:
             precisions=("fp32", "fp16", "int8") if int8 else ("fp32", "fp16"),
             has_head=False,
         )
-        plain = tuple(one.artifact for one in exported if one.artifact.precision != "int8")
-        quantised = tuple(one.artifact for one in exported if one.artifact.precision == "int8")
-        tiers = [Tier(name=FULL, artifacts=plain)]
-        tiers += [Tier(name=_INT8_TIER, artifacts=quantised)] if quantised else []
         manifest = Manifest(
             name=path.name,
             version=1,
@@ -132,12 +127,12 @@ class _Writer:
             outputs=tuple(_spec(name, array, self._is_free(array)) for name, array in golden.outputs.items()),
             max_batch_size=0,
             profile={name: self._profile(array) for name, array in inputs.items() if tokens[name]},
-            tiers=tuple(tiers),
+            tiers=tiers_of(FULL, exported),
             golden="golden.npz",
             files={},
-            provenance=_provenance(),
+            provenance=provenance(trainer="none: random weights", data="random inputs", seed=0),
         )
-        write_bundle(path, manifest, {**files_of(exported), manifest.golden: golden.encode()})
+        write_contents(Contents(manifest, {**files_of(exported), manifest.golden: golden}, predicted="never"), path)
         self.onnx_bytes += sum(len(one.data) for one in exported)
 
     def _is_free(self, output: Array) -> bool:
@@ -160,7 +155,3 @@ class _Floor(nn.Module):
 def _spec(name: str, array: Array, free: bool) -> TensorSpec:
     shape = (1, -1, *array.shape[2:]) if free else array.shape
     return TensorSpec(name, datatype_of(array), shape)
-
-
-def _provenance() -> Provenance:
-    return provenance(trainer="none: random weights", data="random inputs", seed=0)

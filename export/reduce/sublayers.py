@@ -19,6 +19,7 @@ from export.models.attention import MultiHeadAttention
 from export.models.transformer import FeedForward, Layer
 from export.reduce.algebra import (
     Factors,
+    Fit,
     blocks,
     fill,
     head_removal,
@@ -27,43 +28,34 @@ from export.reduce.algebra import (
     kept_columns,
     least_squares,
     neuron_removal,
-    output_error,
     query_key_factors,
     sliced,
     value_output_factors,
     weight_statistics,
 )
-from export.reduce.calibration import AttentionStatistics, FeedForwardStatistics
+from export.reduce.calibration import AttentionStatistics, Features
+from export.reduce.states import Part
 
 #: Reduction by calibration, or as baselines by the weights alone, of heads also by a slice of their coordinates.
 Method = Literal["calibrated", "weights", "slice"]
 
 
-class ReducedAttention(NamedTuple):
-    """A smaller attention.
+class ReducedHalf(NamedTuple):
+    """A smaller attention or feed-forward.
 
     Attributes:
-        module: the new attention; None without heads.
-        constant: [d], the output without heads.
-        heads: the original heads that stay.
-        logits_error: mean squared error of the logits from the new rank, over their mean square.
-        output_error: mean squared error of the output from fewer heads and smaller values, over its variance.
+        module: None without heads or hidden units.
+        constant: [d], the output without them.
+        kept: the original heads or hidden units that stay.
+        output_error: mean squared error of the output over its variance, but for that of queries and keys.
+        logits_error: of attention, mean squared error of the logits from the new rank, over their mean square.
     """
 
-    module: MultiHeadAttention | None
+    module: MultiHeadAttention | FeedForward | None
     constant: Tensor | None
-    heads: tuple[int, ...]
-    logits_error: float
+    kept: tuple[int, ...]
     output_error: float
-
-
-class ReducedFeedForward(NamedTuple):
-    """A smaller feed-forward, as :class:`ReducedAttention`, with the hidden units that stay."""
-
-    module: FeedForward | None
-    constant: Tensor | None
-    neurons: tuple[int, ...]
-    output_error: float
+    logits_error: float = 0.0
 
 
 class AttentionReducer:
@@ -78,7 +70,7 @@ class AttentionReducer:
         self._W_O = attention.output_proj.weight.detach().cpu().double().T  # [H * d_k, d]
         self._removal = head_removal(self._known.C, self._W_O, attention.num_heads)
 
-    def reduced(self, heads: int | tuple[int, ...], rank: int, scale: float | None = None) -> ReducedAttention:
+    def reduced(self, heads: int | tuple[int, ...], rank: int, scale: float | None = None) -> ReducedHalf:
         """Return the attention with heads of width ``rank``, or its constant output without heads.
 
         Args:
@@ -87,18 +79,15 @@ class AttentionReducer:
                 scale.
         """
         kept = self._removal.kept(heads) if isinstance(heads, int) else heads
-        C, W_O = self._statistics.C, self._W_O
-        attention = self._attention
-        whole = float((W_O * (C @ W_O)).sum())
+        W_O, attention = self._W_O, self._attention
         b_V, b_O = (p.bias.detach().cpu().double() for p in (attention.v_proj, attention.output_proj))
         if not kept:
-            return ReducedAttention(None, (b_O + (b_V + self._known.m) @ W_O).float(), (), 0.0, 1.0)
+            return ReducedHalf(None, (b_O + (b_V + self._known.m) @ W_O).float(), (), 1.0)
         B, W_small, queries_keys = self._basis(list(kept), rank)
-        b_small = b_O + b_V @ W_O + self._known.m @ (W_O - B @ W_small)
+        fit = Fit.of(W_O, B, W_small, self._known.m, self._statistics.C)
         module = self._module(list(kept), rank, scale, B, queries_keys)
-        fill(module.output_proj, W_small, b_small)
-        logits = self._logits_error(list(kept), queries_keys)
-        return ReducedAttention(module, None, kept, logits, _share(output_error(C, W_O, B, W_small), whole))
+        fill(module.output_proj, fit.weight, b_O + b_V @ W_O + fit.shift)
+        return ReducedHalf(module, None, kept, fit.error, self._logits_error(list(kept), queries_keys))
 
     def _basis(self, kept: list[int], rank: int) -> tuple[Tensor, Tensor, Factors | None]:
         """Return B [H * d_k, h * r] and W_O' [h * r, d], and F and G where the rank falls."""
@@ -141,62 +130,46 @@ class AttentionReducer:
         S_q, S_k = self._statistics.S_q[kept], self._statistics.S_k[kept]
         whole = torch.eye(S_q.shape[1], dtype=S_q.dtype).expand_as(S_q)
         lost = whole - queries_keys.left @ queries_keys.right.transpose(1, 2)
-        return _share(_mean_square(S_q, S_k, lost), _mean_square(S_q, S_k, whole))
+        square = _mean_square(S_q, S_k, whole)
+        return _mean_square(S_q, S_k, lost) / square if square > 0 else 0.0
 
 
 class FeedForwardReducer:
     """Makes a feed-forward smaller in several ways."""
 
-    def __init__(
-        self, feed_forward: FeedForward, statistics: FeedForwardStatistics, method: Method = "calibrated"
-    ) -> None:
+    def __init__(self, feed_forward: FeedForward, statistics: Features, method: Method = "calibrated") -> None:
         self._feed_forward, self._statistics = feed_forward, statistics
         self._W_2 = feed_forward.down.weight.detach().cpu().double().T  # [f, d]
         # For white noise as activations, the units with the smallest weights go, and the others keep theirs.
-        white = FeedForwardStatistics(torch.eye(len(self._W_2)).double(), torch.zeros(len(self._W_2)).double())
+        white = Features(torch.eye(len(self._W_2)).double(), torch.zeros(len(self._W_2)).double())
         self._known = statistics if method == "calibrated" else white
-        self._removal = neuron_removal(self._known.A, self._W_2)
+        self._removal = neuron_removal(self._known.covariance, self._W_2)
 
-    def reduced(self, neurons: int | tuple[int, ...]) -> ReducedFeedForward:
+    def reduced(self, neurons: int | tuple[int, ...]) -> ReducedHalf:
         """Return the feed-forward with so many hidden units, or with these, or its constant output without any."""
         kept = self._removal.kept(neurons) if isinstance(neurons, int) else neurons
         (A, mean), W_2, original = self._known, self._W_2, self._feed_forward
         b_2 = original.down.bias.detach().cpu().double()
         if not kept:
-            return ReducedFeedForward(None, (b_2 + mean @ W_2).float(), (), 1.0)
+            return ReducedHalf(None, (b_2 + mean @ W_2).float(), (), 1.0)
         B = kept_columns(len(A), kept)
         W_small = least_squares(A, W_2, B) if len(kept) < len(A) else W_2
         module = FeedForward(W_2.shape[1], len(kept), original.approximate == "tanh")
-        rows = list(kept)
+        rows, fit = list(kept), Fit.of(W_2, B, W_small, mean, self._statistics.covariance)
         fill(module.up, original.up.weight.detach().T[:, rows], original.up.bias.detach()[rows])
-        fill(module.down, W_small, b_2 + mean @ (W_2 - B @ W_small))
-        C = self._statistics.A
-        error = _share(output_error(C, W_2, B, W_small), float((W_2 * (C @ W_2)).sum()))
-        return ReducedFeedForward(module.to(original.up.weight).train(original.training), None, kept, error)
+        fill(module.down, fit.weight, b_2 + fit.shift)
+        return ReducedHalf(module.to(original.up.weight).train(original.training), None, kept, fit.error)
 
 
-def with_attention(layer: Layer, reduced: ReducedAttention) -> Layer:
-    """Return a copy of a layer with another attention."""
-    new = copy.deepcopy(layer)
-    new.attention, new.attention_constant = reduced.module, _constant(layer, reduced.constant)
+def with_half(layer: Layer, part: Part, reduced: ReducedHalf) -> Layer:
+    """Return a copy of a layer with another attention or feed-forward."""
+    new, constant = copy.deepcopy(layer), reduced.constant
+    setattr(new, part, reduced.module)
+    like = layer.attention_norm.weight
+    setattr(new, f"{part}_constant", None if constant is None else nn.Parameter(constant.to(like)))
     return new
-
-
-def with_feed_forward(layer: Layer, reduced: ReducedFeedForward) -> Layer:
-    """Return a copy of a layer with another feed-forward."""
-    new = copy.deepcopy(layer)
-    new.feed_forward, new.feed_forward_constant = reduced.module, _constant(layer, reduced.constant)
-    return new
-
-
-def _constant(layer: Layer, value: Tensor | None) -> nn.Parameter | None:
-    return None if value is None else nn.Parameter(value.to(layer.attention_norm.weight))
 
 
 def _mean_square(S_q: Tensor, S_k: Tensor, D: Tensor) -> float:
     """Return Σ_h E[(q D k)²] = Σ_h tr(S_q D S_k Dᵀ) for independent q and k, D [H, d_k, d_k]."""
     return float((S_q @ D @ S_k * D).sum())
-
-
-def _share(error: float, whole: float) -> float:
-    return error / whole if whole > 0 else 0.0

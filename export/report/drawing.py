@@ -57,8 +57,8 @@ def plot_points(
 ) -> None:
     """Draw values with their intervals as error bars; None is a value without one."""
     bars = [
-        [value - (interval[0] if interval else value) for value, interval in zip(y, intervals, strict=True)],
-        [(interval[1] if interval else value) - value for value, interval in zip(y, intervals, strict=True)],
+        [max(value - interval[0], 0) if interval else 0 for value, interval in zip(y, intervals, strict=True)],
+        [max(interval[1] - value, 0) if interval else 0 for value, interval in zip(y, intervals, strict=True)],
     ]
     axes.errorbar(x, y, yerr=bars, **{"fmt": "o", "capsize": 3, **style})
 

@@ -56,9 +56,15 @@ def items_of(task: Task, architecture: Architecture, data_dir: Path) -> Items:
     shape = ImageShape(config.image_size, config.channels)
     data = task.prepare(data_dir, shape, max_length=architecture.max_length, limit=None)
     images = {name: _images(rows) for name, rows in data.measured.items()}
-    own = task.own_data
+    user = task.own_data
     rows = tuple(SplitRows(name, len(one.targets)) for name, one in {TRAIN: data.train, **data.measured}.items())
-    return Items(data.labels, data.train.targets, images, own.files if own else (), own.splits if own else rows)
+    return Items(
+        data.labels,
+        data.train.targets,
+        images,
+        user.files if user else (),
+        user.splits if user else rows,
+    )
 
 
 def _images(rows: Rows) -> SplitItems:

@@ -139,15 +139,15 @@ class Report(msgspec.Struct, frozen=True):
     splits: tuple[Split, ...]
 
 
-def report_of(run: Path, found: OpenedModel, task: Task, items: Items) -> Report:
+def report_of(run: Path, opened: OpenedModel, task: Task, items: Items) -> Report:
     """Return the report of an opened run, from its predictions and the items of its data.
 
     Raises:
         CheckpointError: the run's predictions are of other items.
     """
-    assert found.config is not None
-    assert found.metrics is not None
-    assert found.architecture is not None
+    assert opened.config is not None
+    assert opened.metrics is not None
+    assert opened.architecture is not None
     splits = tuple(
         _split(name, read_matching(run, name, one.targets), one, items) for name, one in items.measured.items()
     )
@@ -155,9 +155,9 @@ def report_of(run: Path, found: OpenedModel, task: Task, items: Items) -> Report
         str(run),
         task.name,
         task.headline,
-        found.metrics,
-        speed_of(found.config, found.architecture),
-        found.config.provenance,
+        opened.metrics,
+        speed_of(opened.config, opened.architecture),
+        opened.config.provenance,
         items.files,
         items.rows,
         splits,
@@ -186,14 +186,14 @@ def _classes(predictions: Predictions, items: SplitItems, every: Items) -> Class
         rows=tuple(
             ClassRow(
                 label,
-                int(known[number]),
-                int(counts[number]),
-                int(predicted[number]),
-                share_of(hits[number], counts[number]) if counts[number] else None,
-                share_of(hits[number], predicted[number]) if predicted[number] else None,
-                float(2 * hits[number] / max(counts[number] + predicted[number], 1)),
+                int(train),
+                int(n),
+                int(answered),
+                share_of(hit, n) if n else None,
+                share_of(hit, answered) if answered else None,
+                float(2 * hit / max(n + answered, 1)),
             )
-            for number, label in enumerate(labels)
+            for label, train, n, answered, hit in zip(labels, known, counts, predicted, hits, strict=True)
         ),
         confusion=tuple(map(tuple, confusion.tolist())),
         calibration_error=calibration_error(confidence, right),
@@ -250,11 +250,11 @@ def read_report(run: Path, data_dir: Path) -> tuple[Report, Items]:
         UsageError: the run is not on a task with classes or values.
         DataError: the data are missing, or are not those of the training.
     """
-    found: OpenedModel = open_model(run)
-    task = task_of(found, run)
-    assert found.architecture is not None
-    if not found.architecture.labels:
+    opened: OpenedModel = open_model(run)
+    task = task_of(opened, run)
+    assert opened.architecture is not None
+    if not opened.architecture.labels:
         given, expected = Raw(f"a run on {task.name}"), "a run on a task with classes or values"
         raise UsageError(f"{run}", given=given, expected=expected, fix="Its metrics are in metrics.json.")
-    items = items_of(task, found.architecture, data_dir)
-    return report_of(run, found, task, items), items
+    items = items_of(task, opened.architecture, data_dir)
+    return report_of(run, opened, task, items), items

@@ -14,7 +14,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from edge.datatypes import Array
-from export.report.drawing import new_figure
+from export.report.drawing import finish_axes, new_figure, plot_points
 from export.report.items import Items
 from export.report.numbers import Classes, Report, Split, Values
 from export.training.runs import RunMetrics
@@ -33,14 +33,10 @@ def training_curve(metrics: RunMetrics, headline: str) -> str:
     losses, scores = figure.subplots(1, 2)
     epochs = range(1, len(metrics.losses) + 1)
     losses.plot(epochs, metrics.losses, "o-")
-    losses.set(xlabel="epoch", ylabel="training loss")
     scores.plot(epochs, metrics.scores, "o-")
     scores.plot(metrics.best_epoch, metrics.scores[metrics.best_epoch - 1], "o", color="C1", label="kept")
-    scores.set(xlabel="epoch", ylabel=f"{headline.replace('_', ' ')} on the hold-out")
-    scores.legend()
-    for axes in (losses, scores):
-        axes.grid(alpha=0.3)
-        axes.set_xticks(epochs[:: math.ceil(len(epochs) / 10)])
+    for axes, label in ((losses, "training loss"), (scores, f"{headline.replace('_', ' ')} on the hold-out")):
+        finish_axes(axes, xlabel="epoch", ylabel=label, xticks=epochs[:: math.ceil(len(epochs) / 10)])
     return _svg(figure)
 
 
@@ -49,11 +45,11 @@ def reliability(classes: Classes) -> str:
     figure = new_figure(4.2, 4)
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="0.6", linewidth=1)
-    x, y = np.array([(one.confidence, one.accuracy.value) for one in classes.bins]).T
-    low, high = np.array([one.accuracy.interval for one in classes.bins]).T
-    axes.errorbar(x, y, yerr=np.maximum([y - low, high - y], 0), fmt="o", capsize=3)
-    axes.set(xlabel="probability of the answer", ylabel="share of right answers", xlim=(0, 1.02), ylim=(0, 1.02))
-    axes.grid(alpha=0.3)
+    shares = [one.accuracy for one in classes.bins]
+    confidences, intervals = [one.confidence for one in classes.bins], [share.interval for share in shares]
+    plot_points(axes, confidences, [share.value for share in shares], intervals)
+    finish_axes(axes, xlabel="probability of the answer", ylabel="share of right answers")
+    axes.set(xlim=(0, 1.02), ylim=(0, 1.02))
     return _svg(figure)
 
 
@@ -84,12 +80,10 @@ def scatter(values: Values) -> str:
     ends = [min(targets.min(), answers.min()), max(targets.max(), answers.max())]
     left.plot(ends, ends, color="0.6", linewidth=1)
     left.plot(targets, answers, ".", alpha=0.4)
-    left.set(xlabel="in the data", ylabel="predicted")
     right.axhline(0, color="0.6", linewidth=1)
     right.plot(targets, answers - targets, ".", alpha=0.4)
-    right.set(xlabel="in the data", ylabel="residual: predicted minus in the data")
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
+    for axes, label in ((left, "predicted"), (right, "residual: predicted minus in the data")):
+        finish_axes(axes, xlabel="in the data", ylabel=label)
     return _svg(figure)
 
 
@@ -141,10 +135,10 @@ def page_of(report: Report, items: Items) -> str:
 
 def _split(split: Split, items: Items) -> dict[str, Any]:
     colours = items.measured[split.name].picture
-    found = split.classes or split.values
-    assert found is not None
-    pictures = [picture(colours(error.row)) if colours else "" for error in found.errors]
-    drawn: dict[str, Any] = {"numbers": split, "errors": list(zip(found.errors, pictures, strict=True))}
+    answers = split.classes or split.values
+    assert answers is not None
+    pictures = [picture(colours(error.row)) if colours else "" for error in answers.errors]
+    drawn: dict[str, Any] = {"numbers": split, "errors": list(zip(answers.errors, pictures, strict=True))}
     if split.classes:
         drawn["confusion"] = Markup(confusion(split.classes))
         drawn["reliability"] = Markup(reliability(split.classes))

@@ -66,7 +66,7 @@ def speed_of(config: RunConfig, architecture: Architecture) -> Speed:
     def predicted(config: TransformerConfig, tokens: int, rows: int) -> Prediction:
         return predict(transformer_work(config, tokens, rows, outputs), None, DEFAULT_BOARD.mode)
 
-    found = [
+    predictions = [
         Predicted(
             None if model.image_size else tokens,
             rows,
@@ -79,7 +79,7 @@ def speed_of(config: RunConfig, architecture: Architecture) -> Speed:
         for one in [predicted(model, tokens, rows)]
     ]
     device = DEVICES[DEFAULT_BOARD.board].name
-    return Speed(speedup, _where(config), device, DEFAULT_BOARD.power_mode, PREDICTION, tuple(found))
+    return Speed(speedup, _where(config), device, DEFAULT_BOARD.power_mode, PREDICTION, tuple(predictions))
 
 
 def _where(config: RunConfig) -> str | None:

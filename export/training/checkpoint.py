@@ -162,11 +162,11 @@ def load_state(path: Path, expected: str) -> dict[str, Any] | None:
         return None
     try:
         state: dict[str, Any] = torch.load(path, weights_only=True)
-        found = state["fingerprint"]
+        recorded = state["fingerprint"]
     except (OSError, RuntimeError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
         what = str(error).partition("\n")[0] or type(error).__name__
         raise CheckpointError(f"{path}", given=Raw(what), expected="the state of a training run", fix=fix) from None
-    if found != expected:
+    if recorded != expected:
         given = Raw("the state of a run with other weights, data or settings")
         raise CheckpointError(f"{path}", given=given, expected="the state of this run", fix=fix)
     return state

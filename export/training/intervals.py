@@ -1,9 +1,9 @@
-"""Intervals: Wilson's for shares, bootstrap over items for others, and Student's over runs that differ in seed."""
+"""Intervals: over items, Wilson's for shares and bootstrap for others, and over runs that differ in their seed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -55,74 +55,95 @@ def points(change: Difference | Estimate) -> str:
     return with_interval(change.value, change.interval, lambda share: f"{100 * share:+.1f}")
 
 
-class Sample:
-    """Values of runs, which differ in their seed, on the same items.
+class Sample(NamedTuple):
+    """A metric of runs, which differ in their seed, on the same items.
 
     Intervals add two independent errors in quadrature: that of the items, from resamples, and that of the seeds,
-    Student's, because they are few. One run has no spread of seeds.
-
-    Args:
-        values: [S, n], of S runs.
-        weights: of the items, [n]: a mean is a sum of values over a sum of weights.
-    """
-
-    def __init__(self, values: Array, weights: Array) -> None:
-        self._by_seed: Array = values.sum(axis=1) / weights.sum()
-        shares = item_shares(values.shape[1])
-        self._drawn: Array = shares @ values.mean(axis=0) / (shares @ weights)  # means in resamples of items
-
-    def mean(self) -> Mean:
-        """Return the mean over items and runs."""
-        value = float(self._by_seed.mean())
-        return Mean(value, _widened(value, self._drawn, _seed_error(self._by_seed)))
-
-    def minus(self, other: Sample, *, same_runs: bool = False) -> Difference:
-        """Return the difference of the means.
-
-        Args:
-            same_runs: whether it is of the same trained models, used otherwise; equal seeds of methods are not enough.
-        """
-        value = float(self._by_seed.mean() - other._by_seed.mean())
-        if same_runs:
-            error = _seed_error(self._by_seed - other._by_seed)
-        else:
-            error = math.hypot(_seed_error(self._by_seed), _seed_error(other._by_seed))
-        return Difference(value, _widened(value, self._drawn - other._drawn, error))
-
-    def over(self, other: Sample) -> Mean:
-        """Return the ratio of the means; the error of the seeds is by Welch, on logarithms."""
-        value = float(self._by_seed.mean() / other._by_seed.mean())
-        seeds = 2 * _welch_error([np.log(self._by_seed), np.log(other._by_seed)])  # of a sum, not of a mean of two
-        low, high = _widened(math.log(value), np.log(self._drawn) - np.log(other._drawn), seeds)
-        return Mean(value, (math.exp(low), math.exp(high)))
-
-
-class PairedRuns(NamedTuple):
-    """Differences of a metric between two models that were trained with the same seeds, on the same items.
+    Student's or Welch's, because they are few; one run has no spread of seeds. Both contain what seeds and items have
+    in common, so an interval is, if anything, too wide.
 
     Attributes:
         by_seed: [S].
-        drawn: the mean over seeds in each resample of the items, [:data:`RESAMPLES`].
+        drawn: the mean over the seeds in each resample of the items, [:data:`RESAMPLES`].
     """
 
     by_seed: Array
     drawn: Array
 
+    @classmethod
+    def of_items(cls, values: Array, weights: Array) -> Sample:
+        """Return the mean of values [S, n], a sum over a sum of weights [n]."""
+        shares = item_shares(values.shape[1])
+        return cls(values.sum(axis=1) / weights.sum(), shares @ values.mean(axis=0) / (shares @ weights))
 
-def average_difference(tasks: Sequence[PairedRuns]) -> Difference:
-    """Return the mean over tasks of the mean difference over seeds, with its 95 % interval.
+    @classmethod
+    def of_answers(cls, metric: Callable[..., Array], runs: Sequence[Array], targets: Array, draw: int = 0) -> Sample:
+        """Return a metric of each run's answers [n] to items with targets [n]; ``draw`` is the resamples' seed."""
+        by_seed = np.array([float(metric(answers, targets)) for answers in runs])
+        drawn = [resampled(metric, answers, targets, generator=np.random.default_rng(draw)) for answers in runs]
+        return cls(by_seed, np.mean(drawn, axis=0))
 
-    Items and seeds are independent errors, added in quadrature. That of the items is from resamples, drawn anew for
-    each task. That of the seeds, which are few, is Student's with the degrees of freedom of Welch and Satterthwaite.
-    Both contain what seeds and items have in common, so the interval is, if anything, too wide.
+    def paired(self, other: Sample) -> Sample:
+        """Return the difference, seed by seed, to models of the same seeds, or to the same models used otherwise."""
+        return Sample(self.by_seed - other.by_seed, self.drawn - other.drawn)
+
+    def mean(self) -> Mean:
+        """Return the mean over items and runs."""
+        value = float(self.by_seed.mean())
+        return Mean(value, _widened(value, self.drawn, _error([self.by_seed])))
+
+    def minus(self, other: Sample) -> Difference:
+        """Return the difference of the means to other models, whose seeds have nothing in common with these."""
+        value = float(self.by_seed.mean() - other.by_seed.mean())
+        error = math.hypot(_error([self.by_seed]), _error([other.by_seed]))
+        return Difference(value, _widened(value, self.drawn - other.drawn, error))
+
+    def over(self, other: Sample) -> Mean:
+        """Return the ratio of the means; the error of the seeds is by Welch, on logarithms."""
+        value = float(self.by_seed.mean() / other.by_seed.mean())
+        seeds = 2 * _error([np.log(self.by_seed), np.log(other.by_seed)])  # of a sum, not of a mean of two
+        low, high = _widened(math.log(value), np.log(self.drawn) - np.log(other.drawn), seeds)
+        return Mean(value, (math.exp(low), math.exp(high)))
+
+    def is_above(self, level: float) -> bool:
+        """Return whether the lower bound of the mean's one-sided 95 % interval is above a level."""
+        value = float(self.by_seed.mean())
+        items = value - float(np.quantile(self.drawn, 0.05))
+        return value - math.hypot(items, _error([self.by_seed], 0.95)) > level
+
+
+def average(differences: Sequence[Sample]) -> Difference:
+    """Return the mean over tasks of :meth:`Sample.paired` differences.
+
+    The resamples are to be drawn anew for each task. The error of the seeds is Student's with the degrees of freedom of
+    Welch and Satterthwaite.
     """
-    value = float(np.mean([task.by_seed.mean() for task in tasks]))
-    drawn = np.mean([task.drawn for task in tasks], axis=0)
-    return Difference(value, _widened(value, drawn, _welch_error([task.by_seed for task in tasks])))
+    value = float(np.mean([task.by_seed.mean() for task in differences]))
+    drawn = np.mean([task.drawn for task in differences], axis=0)
+    return Difference(value, _widened(value, drawn, _error([task.by_seed for task in differences])))
 
 
-def _welch_error(groups: Sequence[Array]) -> float:
-    """Return half of the interval of a mean of means; groups of one run have no spread."""
+def simultaneous(values: Array, drawn: Array) -> list[Difference]:
+    """Return differences [k] with intervals that all hold with 95 %, of their resamples [:data:`RESAMPLES`, k].
+
+    They are studentised maxima of a paired bootstrap: Westfall and Young 1993.
+    """
+    deviation = drawn.std(axis=0)
+    relative = (drawn - values) / np.where(deviation > 0, deviation, 1.0)
+    above, below = (np.quantile(side.max(axis=1), 0.975) for side in (relative, -relative))
+    lows, highs = values - above * deviation, values + below * deviation
+    return [Difference(float(v), (float(a), float(b))) for v, a, b in zip(values, lows, highs, strict=True)]
+
+
+def over_seeds(values: Sequence[float]) -> Mean:
+    """Return the mean of runs whose items are not known, with Student's interval; that of one run is empty."""
+    by_seed = np.array(values)
+    value, error = float(by_seed.mean()), _error([by_seed])
+    return Mean(value, (value - error, value + error))
+
+
+def _error(groups: Sequence[Array], quantile: float = 0.975) -> float:
+    """Return half of the interval of a mean of the groups' means; groups of one run have no spread."""
     import scipy.stats  # here, because the help of commands needs no SciPy, which a board does not have
 
     several = [group for group in groups if len(group) > 1]
@@ -130,21 +151,7 @@ def _welch_error(groups: Sequence[Array]) -> float:
     if not variances.sum():
         return 0.0
     freedom = variances.sum() ** 2 / sum(v**2 / (len(group) - 1) for v, group in zip(variances, several, strict=True))
-    return float(scipy.stats.t.ppf(0.975, freedom) * math.sqrt(variances.sum()) / len(groups))
-
-
-def over_seeds(values: Sequence[float]) -> Mean:
-    """Return the mean of runs that differ in their seed, with Student's interval; of one run, the interval is empty."""
-    by_seed = np.array(values)
-    value, error = float(by_seed.mean()), _seed_error(by_seed)
-    return Mean(value, (value - error, value + error))
-
-
-def _seed_error(by_seed: Array) -> float:
-    import scipy.stats
-
-    seeds = len(by_seed)
-    return float(scipy.stats.t.ppf(0.975, seeds - 1) * scipy.stats.sem(by_seed)) if seeds > 1 else 0.0
+    return float(scipy.stats.t.ppf(quantile, freedom) * math.sqrt(variances.sum()) / len(groups))
 
 
 def _widened(value: float, drawn: Array, error: float) -> tuple[float, float]:
@@ -191,13 +198,8 @@ def middle(values: Array) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def interval(metric: Callable[..., Array], *arrays: Array) -> tuple[float, float]:
-    """Return the 95 % percentile interval of a metric over :func:`resampled` items."""
-    return middle(resampled(metric, *arrays))
-
-
 def known_interval(metric: Callable[..., Array], *arrays: Array) -> tuple[float, float] | None:
-    """Return :func:`interval`, or None where the resamples agree; see :func:`known_middle`."""
+    """Return the 95 % percentile interval of a metric over :func:`resampled` items; see :func:`known_middle`."""
     return known_middle(resampled(metric, *arrays))
 
 
@@ -229,8 +231,8 @@ def wilson(hits: int, items: int) -> tuple[float, float]:
     """Return Wilson's 95 % interval of a share of items; unlike that of resamples, it is never empty."""
     import scipy.stats
 
-    found = scipy.stats.binomtest(int(hits), int(items)).proportion_ci(method="wilson")
-    return float(found.low), float(found.high)
+    bounds = scipy.stats.binomtest(int(hits), int(items)).proportion_ci(method="wilson")
+    return float(bounds.low), float(bounds.high)
 
 
 def pooled(runs: Sequence[RunMetrics]) -> RunMetrics:
@@ -246,14 +248,20 @@ def pooled(runs: Sequence[RunMetrics]) -> RunMetrics:
     )
 
 
-def across_seeds(runs: Sequence[Sequence[Measure]]) -> tuple[Measure, ...]:
-    """Return the mean of each measure over two or more runs that differ in their seed, with Student's interval.
+def across_seeds(runs: Sequence[Sequence[Measure]], geometric: Collection[str] = ()) -> tuple[Measure, ...]:
+    """Return the mean of each measure over two or more runs that differ in their seed.
 
-    Where the seeds agree exactly, which says nothing of other items, the interval stays that over the items.
+    Intervals add the error of the items, the mean of the runs' own, and that of the seeds, Student's, in quadrature.
+
+    Args:
+        geometric: metrics of which means are geometric.
     """
     means = []
     for same in zip(*runs, strict=True):
-        found = over_seeds([measure.value for measure in same])
-        bounds = found.interval if found.interval[0] < found.interval[1] else same[0].interval
-        means.append(msgspec.structs.replace(same[0], value=found.value, seeds=len(same), interval=bounds))
+        form, inverse = (np.log, np.exp) if same[0].metric in geometric else (np.asarray, np.asarray)
+        by_seed = form([one.value for one in same])
+        halves = np.abs(form([one.interval or (one.value, one.value) for one in same]) - by_seed[:, None]).mean(axis=0)
+        value, (low, high) = by_seed.mean(), np.hypot(halves, _error([by_seed])).tolist()
+        bounds = tuple(map(float, inverse([value - low, value + high]))) if low or high else None
+        means.append(msgspec.structs.replace(same[0], value=float(inverse(value)), seeds=len(same), interval=bounds))
     return tuple(means)

@@ -1,4 +1,4 @@
-"""The optimisers of a recipe: AdamW or SGD for all parameters, or Muon for the layers' matrices and AdamW for the rest.
+"""The optimisers of a recipe: AdamW for all parameters, or Muon for the layers' matrices and AdamW for the rest.
 
 Muon makes the update of a matrix orthogonal (Jordan et al. 2024, kellerjordan.github.io/posts/muon). Its step is scaled
 to the size of AdamW's (Liu et al. 2025, arXiv 2502.16982), so one learning rate serves both.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from torch.optim import SGD, AdamW, Muon, Optimizer
+from torch.optim import AdamW, Muon, Optimizer
 
 from edge.errors import Raw
 from export.errors import TrainingError
@@ -24,11 +24,7 @@ class Optimizers:
         hidden = _hidden_matrices(objective) if recipe.optimizer == "muon" else []
         rate = recipe.peak_learning_rate
         groups = _groups(objective, recipe, {*hidden})
-        self._all: list[Optimizer] = []
-        if recipe.optimizer == "sgd":
-            self._all.append(SGD(groups, lr=rate, momentum=recipe.betas[0]))
-        else:
-            self._all.append(AdamW(groups, lr=rate, betas=recipe.betas, eps=recipe.eps, fused=True))
+        self._all: list[Optimizer] = [AdamW(groups, lr=rate, betas=recipe.betas, eps=recipe.eps, fused=True)]
         if hidden:
             group = {"params": hidden, "weight_decay": recipe.weight_decay, "multiple": 1.0}
             self._all.append(Muon([group], lr=rate, adjust_lr_fn="match_rms_adamw"))
@@ -66,8 +62,8 @@ def _hidden_matrices(objective: Objective) -> list[nn.Parameter]:
     modules = list(objective.model.modules())
     lists = [module for module in modules if isinstance(module, nn.ModuleList)]
     if lists:
-        found = {p: None for module in lists for p in module.parameters() if p.dim() == 2 and p.requires_grad}
-        matrices = [parameter for parameter in found if parameter not in objective.rates]
+        parameters = {p: None for module in lists for p in module.parameters() if p.dim() == 2 and p.requires_grad}
+        matrices = [parameter for parameter in parameters if parameter not in objective.rates]
     else:
         sequence = next((module for module in modules if isinstance(module, nn.Sequential)), nn.Sequential())
         matrices = [p for p in sequence.parameters() if p.dim() == 2][:-1]

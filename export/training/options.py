@@ -114,9 +114,7 @@ device_option = click.option(
     help="Device to train on; auto is the GPU where torch has one.",
 )
 tensorboard_option = click.option(
-    "--tensorboard",
-    type=_OUTPUT,
-    help="Directory for TensorBoard's events, which log.jsonl in the run has, too.",
+    "--tensorboard", type=_OUTPUT, help="Directory for TensorBoard's events, which log.jsonl in the run has, too."
 )
 
 

@@ -73,9 +73,9 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def measured_speedup(self) -> float:
         """Of the mean time on this machine, of a plan that was carried out."""
-        found = [(point.weight, point.measured) for point in self.points if point.measured]
-        before = [weight * one.dense_milliseconds for weight, one in found]
-        return sum(before) / sum(ms / one.ratio for ms, (_, one) in zip(before, found, strict=True))
+        measured = [(point.weight, point.measured) for point in self.points if point.measured]
+        before = [weight * one.dense_milliseconds for weight, one in measured]
+        return sum(before) / sum(ms / one.ratio for ms, (_, one) in zip(before, measured, strict=True))
 
 
 def points_of(tokens: str, batches: str) -> tuple[Point, ...]:
@@ -95,11 +95,11 @@ def points_of(tokens: str, batches: str) -> tuple[Point, ...]:
 def _sizes(option: str, text: str, most: int, example: str) -> dict[int, float]:
     try:
         pairs = [part.partition(":") for part in text.split(",")]
-        found = [(int(size), float(weight) if colon else 1.0) for size, colon, weight in pairs]
+        weights = [(int(size), float(weight) if colon else 1.0) for size, colon, weight in pairs]
     except ValueError:
-        found = []
-    sizes = dict(found)
-    if len(sizes) < max(len(found), 1) or not all(1 <= size <= most and 0 < weight < 1e9 for size, weight in found):
+        weights = []
+    sizes = dict(weights)
+    if len(sizes) < max(len(weights), 1) or not all(1 <= size <= most and 0 < weight < 1e9 for size, weight in weights):
         expected = (
             f"different whole numbers up to {most} with commas between, each with its weight above 0 behind a colon"
         )

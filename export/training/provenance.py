@@ -14,7 +14,7 @@ import msgspec
 from edge import __version__
 from edge.bench.conditions import cpu_name
 from edge.bundles.manifest import Provenance
-from edge.instruments.kernel_files import read_text
+from edge.instruments.sensors import read_text
 
 _PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "numpy")
 
@@ -111,6 +111,6 @@ def features_of(cpuinfo: str) -> tuple[str, ...] | None:
     for line in cpuinfo.splitlines():
         name, _, flags = line.partition(":")
         if name.strip() in ("flags", "Features"):  # x86, Arm
-            found = set(flags.split())
-            return tuple(feature for feature, announced in _FLAGS.items() if found & announced)
+            present = set(flags.split())
+            return tuple(feature for feature, announced in _FLAGS.items() if present & announced)
     return None

@@ -8,7 +8,6 @@ from typing import Literal
 import msgspec
 
 Precision = Literal["fp32", "bf16"]
-OptimizerName = Literal["adamw", "muon", "sgd"]
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,8 +19,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         warmup_share: the share of all steps in which the learning rate rises linearly from 0.
         schedule: how the learning rate falls after the warm-up.
         final_share: of the peak, where ``cosine`` and ``linear`` end.
-        betas: of AdamW; the first is also the momentum of SGD.
-        weight_decay: decoupled (AdamW; 0 is plain Adam), for SGD a part of the gradient.
+        betas: of AdamW.
+        weight_decay: decoupled; AdamW with 0 is plain Adam.
         decays: whether ``weight_decay`` applies to all parameters, or to matrices only.
         clip_norm: the largest norm of gradients; None does not clip.
         clips: the norm of ``all`` gradients together, or of ``each`` tensor's, as in Keras' ``clipnorm``.
@@ -32,7 +31,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
     epochs: int
     peak_learning_rate: float
-    optimizer: OptimizerName = "adamw"
+    optimizer: Literal["adamw", "muon"] = "adamw"
     batch_size: int = 32
     warmup_share: float = 0.0
     schedule: Literal["constant", "linear", "cosine"] = "constant"

@@ -87,8 +87,8 @@ def is_run(directory: Path) -> bool:
     """Return whether a directory contains the files of a run and no others."""
     if not directory.is_dir():
         return False
-    found = {entry.name for entry in directory.iterdir()}
-    return found - {TOKENIZER, PREDICTIONS, LOG, REPORT} == {WEIGHTS, CONFIG, METRICS}
+    names = {entry.name for entry in directory.iterdir()}
+    return names - {TOKENIZER, PREDICTIONS, LOG, REPORT} == {WEIGHTS, CONFIG, METRICS}
 
 
 def read_config(directory: str | Path) -> RunConfig:
@@ -209,9 +209,9 @@ class OwnData(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         dev = None if self.dev is None else _located(Path(self.dev), Path(data_dir))
         return msgspec.structs.replace(self, path=_located(Path(self.path), Path(data_dir)), dev=dev)
 
-    def check_unchanged(self, found: tuple[DataFile, ...], path: str) -> None:
+    def check_unchanged(self, files_now: tuple[DataFile, ...], path: str) -> None:
         """Raise a DataError if files, now in ``path``, differ from the training's: other rows would be held out."""
-        recorded, now = ({(file.split, file.name): file for file in files} for files in (self.files, found))
+        recorded, now = ({(file.split, file.name): file for file in files} for files in (self.files, files_now))
         for key in recorded.keys() | now.keys():
             if recorded.get(key) != now.get(key):
                 states = (files.get(key) for files in (now, recorded))

@@ -11,6 +11,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from edge.bundles.manifest import Measure
 from export.errors import TrainingError
 from export.training.checkpoint import load_state, save_state
 from export.training.device import model_device
@@ -18,6 +19,7 @@ from export.training.log import TrainingLog
 from export.training.objective import SILENT, Epoch, Objective, Observer, Score, Step
 from export.training.optimizers import Optimizers
 from export.training.recipe import Recipe, learning_rate
+from export.training.runs import RunMetrics
 
 #: Steps between two reads of the loss on a GPU, which would otherwise wait for the processor in every step.
 _GPU_STEPS = 10
@@ -32,6 +34,11 @@ class Trained(msgspec.Struct, frozen=True):
     best_epoch: int
     steps: int
     seconds: float
+
+    def metrics(self, parameters: int, measures: tuple[Measure, ...]) -> RunMetrics:
+        """Return the metrics of a run of this training alone."""
+        history = len(self.scores), self.best_epoch, self.seconds
+        return RunMetrics(parameters, *history, measures, self.losses, self.scores)
 
 
 def train(

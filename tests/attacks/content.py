@@ -1,42 +1,34 @@
 """Attacks with the content of requests, by clients with a token."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from functools import cache
-from typing import Any
 
 import grpc
 
 from edge.pb import inference_pb2 as pb
 from tests.attacks.measure import attack
-from tests.attacks.target import SPECIAL, Target
+from tests.attacks.target import SPECIAL, picture_request
 from tests.support import image_model
 from tests.support.sample_requests import good
 from tests.support.server_models import busy
 
-#: For one call: a server that takes longer has fallen.
-SECONDS = 20
 
-
-def send(target: Target, method: str, *messages: Any, token: str = "infer") -> list[grpc.StatusCode]:
+def send(target, method, *messages, token="infer"):
     """Send all messages, serialized or not, at once, and return their statuses."""
     contents = [each if isinstance(each, bytes) else each.SerializeToString() for each in messages]
     with target.channel() as channel:
-        rpc = target.rpc(channel, method)
-        futures = [rpc.future(content, timeout=SECONDS, metadata=target.bearer(token)) for content in contents]
-        return [future.code() for future in futures]
+        return [future.code() for future in [target.call(channel, method, each, token) for each in contents]]
 
 
 @attack()
-def unknown_parameters(target: Target) -> None:
+def unknown_parameters(target):
     """5.5 MB of names of parameters that resemble known ones, and 16 requests of 4,000 names."""
     send(target, "ModelInfer", _with_parameters(250_000), *[_with_parameters(4_000)] * 16)
 
 
 @cache
-def _with_parameters(count: int) -> bytes:
+def _with_parameters(count):
     request = good()
     for number in range(count):
         request.parameters[f"timeou{number:06d}"].int64_param = 1
@@ -44,7 +36,7 @@ def _with_parameters(count: int) -> bytes:
 
 
 @attack(spares=("infer", "image"), setup=SPECIAL)  # they wait for the same runs
-def large_ids_that_wait(target: Target) -> None:
+def large_ids_that_wait(target):
     """Requests that wait behind others, with ids of 60 MB and of 4 MB, 600 MB in all."""
     waiting = busy(1)
     contents = []
@@ -52,49 +44,38 @@ def large_ids_that_wait(target: Target) -> None:
         waiting.id = "i" * size
         contents += [waiting.SerializeToString()] * count
     with target.channel() as first, target.channel() as second:
-        ahead = [_start(target, first, busy(2_000).SerializeToString()) for _ in range(2)]
-        for future in [_start(target, second, content) for content in contents]:
+        ahead = [target.call(first, "ModelInfer", busy(2_000).SerializeToString()) for _ in range(2)]
+        for future in [target.call(second, "ModelInfer", content) for content in contents]:
             future.code()
         for future in ahead:
             future.cancel()
 
 
-def _start(target: Target, channel: grpc.Channel, content: bytes) -> Any:
-    return target.rpc(channel, "ModelInfer").future(content, timeout=SECONDS, metadata=target.bearer())
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
+def _chunk(kind, data):
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def _image(picture: bytes) -> pb.ModelInferRequest:
-    request = pb.ModelInferRequest(model_name=image_model.NAME)
-    request.inputs.add(name="image", datatype="BYTES", shape=(1, 1))
-    request.raw_input_contents.append(struct.pack("<I", len(picture)) + picture)
-    return request
-
-
-def _png_with(chunks: bytes) -> pb.ModelInferRequest:
+def _png_with(chunks):
     """Return a request with a PNG that has these chunks behind its head."""
     plain = image_model.encoded(image_model.bright(200, 10))
-    return _image(plain[:33] + chunks + plain[33:])
+    return picture_request(plain[:33] + chunks + plain[33:])
 
 
 @attack()
-def pictures_of_many_profiles(target: Target) -> None:
+def pictures_of_many_profiles(target):
     """Four PNGs of 15,000 compressed colour profiles of 1 MB each."""
     profile = _chunk(b"iCCP", b"p\0\0" + zlib.compress(bytes(1_000_000)))
     send(target, "ModelInfer", *[_png_with(profile * 15_000)] * 4)
 
 
 @attack()
-def pictures_of_many_chunks(target: Target) -> None:
+def pictures_of_many_chunks(target):
     """Two PNGs of 1.4 million empty chunks."""
     send(target, "ModelInfer", *[_png_with(_chunk(b"aaAa", b"") * 1_400_000)] * 2)
 
 
 @attack()
-def long_names(target: Target) -> str | None:
+def long_names(target):
     """Models and heads with names of 60 MB, and of 3 MB, which more methods take: each gets a status about its name."""
     statuses = []
     for name in ("n" * 60_000_000, "n" * 3_000_000):
@@ -108,7 +89,7 @@ def long_names(target: Target) -> str | None:
 
 
 @attack()
-def pictures_of_many_tags(target: Target) -> None:
+def pictures_of_many_tags(target):
     """Two PNGs whose EXIF has 65,535 broken entries each, of which a decoder may warn."""
     entries = b"".join(struct.pack("<HHII", number, 2, 1 << 20, 1 << 20) for number in range(65_535))
     exif = b"II*\0\x08\0\0\0" + struct.pack("<H", 65_535) + entries
@@ -116,7 +97,7 @@ def pictures_of_many_tags(target: Target) -> None:
 
 
 @attack(spares=("image",))  # their decoding waits for the same threads
-def long_texts(target: Target) -> None:
+def long_texts(target):
     """16 requests of 32 texts of 16 KB each, to tokenize."""
     request = pb.ModelInferRequest(model_name="sentiment")
     data = [b"good bad " * 1_800] * 32
@@ -125,7 +106,7 @@ def long_texts(target: Target) -> None:
 
 
 @attack()
-def texts_that_are_too_many(target: Target) -> None:
+def texts_that_are_too_many(target):
     """Four requests of 15 million empty texts, in 60 MB."""
     request = pb.ModelInferRequest(model_name="sentiment")
     request.inputs.add(name="text", datatype="BYTES", shape=(15_000_000, 1))
@@ -134,13 +115,13 @@ def texts_that_are_too_many(target: Target) -> None:
 
 
 @attack(setup=SPECIAL)
-def long_names_to_load(target: Target) -> None:
+def long_names_to_load(target):
     """A load of a model with a name of 30 MB."""
     send(target, "RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="n" * 30_000_000), token="control")
 
 
 @attack(setup=SPECIAL, transports=("nghttp2",))
-def directory_with_an_undecodable_name(target: Target) -> str | None:
+def directory_with_an_undecodable_name(target):
     """A bundle in a directory whose name is not UTF-8; the witness reads the telemetry, too."""
     (status,) = send(target, "RepositoryIndex", pb.RepositoryIndexRequest())
     return None if status is grpc.StatusCode.OK else f"RepositoryIndex: {status.name}"

@@ -1,8 +1,5 @@
 """Attacks with frames of HTTP/2, most of them without a token."""
 
-from __future__ import annotations
-
-import time
 import zlib
 from contextlib import ExitStack, closing, suppress
 from functools import cache
@@ -12,9 +9,8 @@ from hpack import Encoder
 from hyperframe import frame as h2
 
 from edge.pb import inference_pb2 as pb
-from tests.attacks.measure import ATTACKS, Attack, Run, attack
-from tests.attacks.target import Target
-from tests.attacks.wire import HEALTH, INFER, Peer, connect, flood, http_request, message, stay, until
+from tests.attacks.measure import attack
+from tests.attacks.wire import HEALTH, INFER, Peer, connect, each_of, flood, http_request, message, stay
 from tests.support.http2_client import raw
 from tests.support.sample_requests import good
 
@@ -22,14 +18,14 @@ _GZIP = ("grpc-encoding", "gzip")
 
 
 @cache
-def _health(size: int) -> bytes:
+def _health(size):
     """Return a request for a name of this size, compressed."""
     deflater = zlib.compressobj(wbits=16 + zlib.MAX_WBITS)
     content = health_pb2.HealthCheckRequest(service="a" * size).SerializeToString()
     return deflater.compress(content) + deflater.flush()
 
 
-def _compressed(target: Target, method: str, calls: int, size: int, seconds: float) -> None:
+def _compressed(target, method, calls, size, seconds):
     name = _health(size)
     with Peer(target.grpc_port) as peer:
         peer.agree()
@@ -39,43 +35,39 @@ def _compressed(target: Target, method: str, calls: int, size: int, seconds: flo
 
 
 @attack()
-def compressed_names_to_watch(target: Target) -> None:
+def compressed_names_to_watch(target):
     """40 watches of 30 kB each, which hold names of 30 MB."""
     _compressed(target, "Watch", 40, 30_000_000, 1.0)
 
 
 @attack()
-def compressed_names_to_check(target: Target) -> None:
+def compressed_names_to_check(target):
     """15 checks of 58 kB each, which inflate to 60 MB."""
     _compressed(target, "Check", 15, 60_000_000, 0.5)
 
 
 @attack()
-def half_open_calls(target: Target) -> None:
+def half_open_calls(target):
     """30 connections of 4,000 calls without an end, each with 8 KB of headers that take 18 bytes."""
     large = ("x", "y" * 3_500)
-    with ExitStack() as connections:
-        for _ in zip(range(30), until(2.0), strict=False):
-            with suppress(OSError):
-                peer = connections.enter_context(Peer(target.grpc_port))
-                peer.agree()
-                parts = [peer.head(f"/{HEALTH}/Check", large, large)[1] for _ in range(4_000)]
-                peer.write(b"".join(parts))
-        time.sleep(0.5)
+
+    def open_calls(peer):
+        peer.agree()
+        peer.write(b"".join(peer.head(f"/{HEALTH}/Check", large, large)[1] for _ in range(4_000)))
+
+    each_of(30, target.grpc_port, open_calls, 2.0, rest_seconds=0.5)
 
 
 @attack()
-def forged_log_lines(target: Target) -> str | None:
+def forged_log_lines(target):
     """The debug data of GOAWAY with line ends and escapes, which a library may write to the log."""
     line = b"\n\x1b[31m2026-01-01 ERROR forged: all models are lost"
     data = (line * (16_000 // len(line)))[:16_000]
     flood(target.grpc_port, h2.GoAwayFrame(0, error_code=2, additional_data=data).serialize() * 20, 0.3)
-    if b"ERROR forged" in target.log.read_bytes()[-10_000_000:]:
-        return "a forged line in the log"
-    return None
+    return "a forged line in the log" if b"ERROR forged" in target.log.read_bytes()[-10_000_000:] else None
 
 
-def _resets(target: Target, fields: tuple[tuple[str, str], ...]) -> None:
+def _resets(target, fields):
     # grpcio's window for a connection would end it.
     body = message(good().SerializeToString()) if target.transport == "nghttp2" else b""
     with Peer(target.grpc_port) as peer:
@@ -89,64 +81,62 @@ def _resets(target: Target, fields: tuple[tuple[str, str], ...]) -> None:
 
 
 @attack()
-def rapid_resets(target: Target) -> None:
+def rapid_resets(target):
     """5.3 MB of calls, each reset at once, in one write."""
     _resets(target, target.bearer())
 
 
 @attack()
-def rapid_resets_without_token(target: Target) -> None:
+def rapid_resets_without_token(target):
     """The same of calls that are not authorized."""
     _resets(target, ())
 
 
 @attack()
-def unread_answers(target: Target) -> None:
+def unread_answers(target):
     """8 connections that take no answer, and ask for 80 MB of them each."""
     request = pb.ModelInferRequest(id="i" * 10_000_000)
     request.MergeFrom(good())
     content = request.SerializeToString()
-    with ExitStack() as connections:
+
+    def ask(peer):
+        peer.agree()
         for _ in range(8):
-            with suppress(OSError):
-                peer = connections.enter_context(Peer(target.grpc_port, {h2.SettingsFrame.INITIAL_WINDOW_SIZE: 0}))
-                peer.agree()
-                for _ in range(8):
-                    peer.call(INFER, content, *target.bearer())
+            peer.call(INFER, content, *target.bearer())
+
+    each_of(8, target.grpc_port, ask, settings={h2.SettingsFrame.INITIAL_WINDOW_SIZE: 0})
 
 
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> Run:
-    data = raw(kind, flags, stream, payload) * 2_000
-    return lambda target: flood(target.grpc_port, data)
-
-
-def _headers(flags: int) -> bytes:
+def _headers(flags):
     fields = [(":method", "POST"), (":scheme", "http"), (":path", INFER), (":authority", "test")]
     return raw(1, flags, 1, Encoder().encode([*fields, ("te", "trailers"), ("content-type", "application/grpc")]))
 
 
-_OPENED, _ENDED = _headers(4), _headers(5)
-_FLOODS: dict[str, Run] = {
-    "settings": _frame(4, 0, 0, b"\0\x04\0\0\xff\xff" * 100),
-    "pings": _frame(6, 0, 0, bytes(8)),
-    "priorities": _frame(2, 0, 1, b"\0\0\0\x03\x10"),
-    "empty-data": lambda target: flood(target.grpc_port, _OPENED + raw(0, 0, 1, b"") * 50_000),
-    "window-updates-of-nothing": lambda target: flood(target.grpc_port, _OPENED + raw(8, 0, 1, bytes(4)) * 5_000),
-    "window-overflows": _frame(8, 0, 0, b"\x7f\xff\xff\xff"),
-    "continuations": lambda target: flood(target.grpc_port, _headers(0) + raw(9, 0, 1, b"\x40\x01x\x01y") * 20_000),
-    "padding": lambda target: flood(target.grpc_port, _OPENED + raw(0, 8, 1, b"\xff" + bytes(255)) * 200),
-    "data-after-the-end": lambda target: flood(target.grpc_port, _ENDED + raw(0, 0, 1, bytes(10)) * 20_000),
-    "unknown-frames": _frame(0x42, 0xFF, 7, bytes(100)),
+_OPENED = _headers(4)
+_FLOODS = {
+    "settings": raw(4, 0, 0, b"\0\x04\0\0\xff\xff" * 100) * 2_000,
+    "pings": raw(6, 0, 0, bytes(8)) * 2_000,
+    "priorities": raw(2, 0, 1, b"\0\0\0\x03\x10") * 2_000,
+    "empty-data": _OPENED + raw(0, 0, 1, b"") * 50_000,
+    "window-updates-of-nothing": _OPENED + raw(8, 0, 1, bytes(4)) * 5_000,
+    "window-overflows": raw(8, 0, 0, b"\x7f\xff\xff\xff") * 2_000,
+    "continuations": _headers(0) + raw(9, 0, 1, b"\x40\x01x\x01y") * 20_000,
+    "padding": _OPENED + raw(0, 8, 1, b"\xff" + bytes(255)) * 200,
+    "data-after-the-end": _headers(5) + raw(0, 0, 1, bytes(10)) * 20_000,
+    "unknown-frames": raw(0x42, 0xFF, 7, bytes(100)) * 2_000,
 }
-for _name, _run in _FLOODS.items():
-    ATTACKS[f"flood-of-{_name}"] = Attack(f"flood-of-{_name}", _run)
+
+
+@attack(doors=_FLOODS)
+def flood_of(target, door):
+    flood(target.grpc_port, _FLOODS[door])
 
 
 #: Whoever may call can fill the queue, against which there is --rate-limit.
 _SHARE_THE_QUEUE = ("infer", "image")
 
 
-def _flood_of_calls(target: Target, *, trailers: bool) -> None:
+def _flood_of_calls(target, *, trailers):
     content = message(good().SerializeToString())
     with ExitStack() as connections:
         peers = [connections.enter_context(Peer(target.grpc_port)) for _ in range(4)]
@@ -164,64 +154,55 @@ def _flood_of_calls(target: Target, *, trailers: bool) -> None:
 
 
 @attack(spares=_SHARE_THE_QUEUE)
-def flood_of_calls(target: Target) -> None:
+def flood_of_calls(target):
     """5 MB of small calls on 4 connections, each in one write."""
     _flood_of_calls(target, trailers=False)
 
 
 @attack(spares=_SHARE_THE_QUEUE)
-def flood_of_trailers(target: Target) -> None:
+def flood_of_trailers(target):
     """The same, with trailers behind each request."""
     _flood_of_calls(target, trailers=True)
 
 
-def _unfinished(target: Target, path: str, *fields: tuple[str, str]) -> None:
+def _unfinished(target, path, *fields):
     """Announce messages of 60 MB on many streams, send as much of them as the windows allow, and hang up."""
     part = b"\0" + (60_000_000).to_bytes(4, "big") + bytes(250_000)
-    with ExitStack() as connections:
-        for _ in zip(range(16), until(1.5), strict=False):
-            with suppress(OSError):
-                peer = connections.enter_context(Peer(target.grpc_port))
-                peer.agree()
-                for _ in range(200):
-                    stream, head = peer.head(path, *fields)
-                    peer.write(head)
-                    peer.send(stream, part, end=False)
+
+    def begin(peer):
+        peer.agree()
+        for _ in range(200):
+            stream, head = peer.head(path, *fields)
+            peer.write(head)
+            peer.send(stream, part, end=False)
+
+    each_of(16, target.grpc_port, begin, 1.5)
 
 
 @attack()
-def unfinished_messages(target: Target) -> None:
+def unfinished_messages(target):
     """16 connections of 50 MB each in messages that do not end."""
     _unfinished(target, INFER, *target.bearer())
 
 
 @attack()
-def unfinished_messages_without_token(target: Target) -> None:
+def unfinished_messages_without_token(target):
     """The same to the health check."""
     _unfinished(target, f"/{HEALTH}/Check")
 
 
 @attack()
-def idle_connections(target: Target) -> None:
+def idle_connections(target):
     """1,000 connections that only open."""
-    with ExitStack() as connections:
-        for _ in zip(range(1_000), until(1.0), strict=False):
-            with suppress(OSError):
-                connections.enter_context(Peer(target.grpc_port))
-        time.sleep(0.3)
+    each_of(1_000, target.grpc_port, lambda _: None, 1.0, rest_seconds=0.3)
 
 
 @attack()
-def other_protocols(target: Target) -> str | None:
+def other_protocols(target):
     """HTTP/1.1, an upgrade to HTTP/2, TLS, and nonsense."""
     upgrade = ["Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__"]
-    starts = (
-        http_request("GET /v2"),
-        http_request("GET /v2", upgrade),
-        b"\x16\x03\x01\x02\0\x01" + bytes(600),
-        b"\0" * 999,
-    )
-    for start in starts:
+    tls = b"\x16\x03\x01\x02\0\x01" + bytes(600)
+    for start in (http_request("GET /v2"), http_request("GET /v2", upgrade), tls, bytes(999)):
         with suppress(OSError), closing(connect(target.grpc_port)) as connection:
             connection.sendall(start)
             if b"200 OK" in stay(connection, 0.1):
@@ -230,7 +211,7 @@ def other_protocols(target: Target) -> str | None:
 
 
 @attack()
-def wrong_content_length(target: Target) -> None:
+def wrong_content_length(target):
     """Calls whose content-length is smaller or larger than what follows."""
     for length in ("1", "10000000"):
         with suppress(OSError), Peer(target.grpc_port) as peer:

@@ -10,19 +10,17 @@ limit was set: a loop of :data:`_STEPS` steps takes :data:`_REFERENCE_SECONDS` t
 The loop runs before and after each attack, when nothing else of the test runs.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 import grpc
 
 from tests.attacks.target import Setup, Target
-from tests.attacks.witness import DOORS, Call
+from tests.attacks.witness import DOORS
 
 WORST_MS, MOST_RSS_MB, MOST_LOG_MB, RECOVERY_SECONDS = 600, 600, 1, 5.0
 _STEPS, _REFERENCE_SECONDS = 300_000, 0.02
@@ -55,16 +53,17 @@ class Attack:
 
 
 #: All attacks by name, in the order of their definition.
-ATTACKS: dict[str, Attack] = {}
+ATTACKS = {}
 
 
-def attack(**options: Any) -> Callable[[Run], Run]:
-    """Add a function to :data:`ATTACKS`; ``options`` are the attributes of its :class:`Attack`."""
+def attack(doors=("",), **options):
+    """Add a function to :data:`ATTACKS`, for each door; ``options`` are the attributes of its :class:`Attack`."""
 
-    def add(run: Run) -> Run:
-        name = run.__name__.replace("_", "-")
-        assert name not in ATTACKS
-        ATTACKS[name] = Attack(name, run, **options)
+    def add(run):
+        for door in doors:
+            name = "-".join(filter(None, (run.__name__.replace("_", "-"), door)))
+            assert name not in ATTACKS
+            ATTACKS[name] = Attack(name, partial(run, door=door) if door else run, **options)
         return run
 
     return add
@@ -74,8 +73,7 @@ def attack(**options: Any) -> Callable[[Run], Run]:
 class Measured:
     """The measurements of one attack; ``problems`` is empty if the server held."""
 
-    attack: str
-    transport: str
+    problems: list[str]
     worst_ms: float = 0.0
     median_ms: float = 0.0
     rss_mb: float = 0.0
@@ -83,14 +81,9 @@ class Measured:
     log_mb: float = 0.0
     recovery_s: float = 0.0
     seconds: float = 0.0
-    problems: list[str] = field(default_factory=list)
-
-    @property
-    def verdict(self) -> str:
-        return "; ".join(self.problems) or "held"
 
 
-def slowness() -> float:
+def slowness():
     """Return the factor by which this machine is slower than the reference, at least 1."""
     start = time.perf_counter()
     for _ in range(_STEPS):
@@ -98,58 +91,53 @@ def slowness() -> float:
     return max(1.0, (time.perf_counter() - start) / _REFERENCE_SECONDS)
 
 
-def measure(target: Target, attack: Attack) -> Measured:
+def measure(target, attack):
     """Attack a calm server, and wait until it is calm again."""
-    result = Measured(attack.name, target.transport)
     slow = slowness()
     doors = [door for door in DOORS if door not in attack.spares]
     _wait(lambda: all(len(target.calls.get(door, ())) > 1 for door in DOORS), RECOVERY_SECONDS)
     quiet = statistics.median(call.seconds for call in target.calls["live"][-20:])
     first = target.readings[-1]
     start = time.monotonic()
-    gained: str | None = None
+    gained = None
     with suppress(OSError, grpc.RpcError):  # the server closed the connection, as it should
         gained = attack.run(target)
     end = time.monotonic()
     calm = _wait(lambda: _is_calm(target, doors, quiet, first.files), RECOVERY_SECONDS)
     now = time.monotonic()
     limit_ms = WORST_MS * max(slow, slowness())
-    calls = _calls(target, doors, start)
+    calls = [call for door in doors for call in target.calls[door] if call.start + call.seconds >= start]
     waits = {door: [call.seconds for call in calls if call.door == door] for door in doors}
     # A call that has not ended yet counts, too.
     worst = {door: max([now - _last_end(target, door) - DOORS[door], *waits[door]]) for door in doors}
     slowest = max(worst, key=lambda door: worst[door])
-    result.worst_ms = 1000 * worst[slowest]
-    result.median_ms = 1000 * statistics.median(waits["live"] or [now - start])
+    worst_ms = 1000 * worst[slowest]
     readings = [reading for reading in target.readings if reading.at >= start] or [first]
-    result.rss_mb = max(reading.rss_bytes for reading in readings) / _MB
-    result.kept_mb = (readings[-1].rss_bytes - first.rss_bytes) / _MB
-    result.log_mb = (readings[-1].log_bytes - first.log_bytes) / _MB
-    result.recovery_s, result.seconds = now - end, end - start
+    rss_mb = max(reading.rss_bytes for reading in readings) / _MB
+    log_mb = (readings[-1].log_bytes - first.log_bytes) / _MB
     failed = {f"{call.door}: {call.error}" for call in calls if call.error}
-    result.problems = [
-        *([gained] if gained else []),
-        *([f"{slowest}: a wait of {result.worst_ms:.0f} ms"] if result.worst_ms > limit_ms else []),
-        *(f"a failed call ({error})" for error in sorted(failed)[:2]),
-        *([f"{result.rss_mb:.0f} MB"] if result.rss_mb > MOST_RSS_MB else []),
-        *([f"{result.log_mb:.0f} MB of log"] if result.log_mb > MOST_LOG_MB else []),
-        *([] if calm else ["not calm again"]),
-        *([] if target.alive else ["the server is gone"]),
-    ]
+    problems = {
+        gained or "": bool(gained),
+        f"{slowest}: a wait of {worst_ms:.0f} ms": worst_ms > limit_ms,
+        **{f"a failed call ({error})": True for error in sorted(failed)[:2]},
+        f"{rss_mb:.0f} MB": rss_mb > MOST_RSS_MB,
+        f"{log_mb:.0f} MB of log": log_mb > MOST_LOG_MB,
+        "not calm again": not calm,
+        "the server is gone": not target.alive,
+    }
+    result = Measured([problem for problem, found in problems.items() if found], worst_ms, rss_mb=rss_mb, log_mb=log_mb)
+    result.median_ms = 1000 * statistics.median(waits["live"] or [now - start])
+    result.kept_mb = (readings[-1].rss_bytes - first.rss_bytes) / _MB
+    result.recovery_s, result.seconds = now - end, end - start
     return result
 
 
-def _calls(target: Target, doors: list[str], since: float) -> list[Call]:
-    """Return the calls that ended since then."""
-    return [call for door in doors for call in target.calls[door] if call.start + call.seconds >= since]
-
-
-def _last_end(target: Target, door: str) -> float:
+def _last_end(target, door):
     last = target.calls[door][-1]
     return last.start + last.seconds
 
 
-def _is_calm(target: Target, doors: list[str], quiet: float, files: int) -> bool:
+def _is_calm(target, doors, quiet, files):
     now = time.monotonic()
     since = now - _WINDOW_SECONDS
     waits = [call.seconds for call in target.calls["live"][-100:] if call.start >= since]
@@ -161,7 +149,7 @@ def _is_calm(target: Target, doors: list[str], quiet: float, files: int) -> bool
     return is_quick and used <= _CALM_CORE and readings[-1].files <= files + _CALM_FILES
 
 
-def _wait(reached: Callable[[], bool], seconds: float) -> bool:
+def _wait(reached, seconds):
     end = time.monotonic() + seconds
     while not (found := reached()) and time.monotonic() < end:
         time.sleep(0.05)

@@ -1,42 +1,42 @@
 """Attacks with connections and heads, on both ports of HTTP and over TLS."""
 
-from __future__ import annotations
-
 import selectors
 import socket
 import time
 from contextlib import ExitStack, closing, suppress
 
-from tests.attacks.measure import ATTACKS, Attack, attack
-from tests.attacks.target import FILES, SPECIAL, Setup, Target
+from tests.attacks.measure import attack
+from tests.attacks.target import FILES, SPECIAL, Setup
 from tests.attacks.wire import SECONDS, connect, http_request, stay, until
 from tests.attacks.witness import HOST
 
 #: Of each port of HTTP: how its door is named, a path that answers, and the scope of the token for it.
 _PORTS = {"http": ("/v2", "infer"), "metrics": ("/telemetry.json", "metrics")}
+_EACH = {"doors": _PORTS, "transports": ("nghttp2",)}
+_TLS = Setup(tls=True)
 
 
-def _port(target: Target, door: str) -> int:
+def _port(target, door):
     return {"grpc": target.grpc_port, "http": target.http_port, "metrics": target.metrics_port}[door]
 
 
-def _bearer(target: Target, door: str) -> str:
+def _bearer(target, door):
     return f"Authorization: Bearer {target.home.tokens[_PORTS[door][1]]}"
 
 
-def _connections(target: Target, door: str, count: int, stack: ExitStack) -> list[socket.socket]:
+def _connections(target, door, count, stack):
     """Return as many connections as the server takes at once."""
     made = [stack.enter_context(closing(socket.socket())) for _ in range(count)]
     for one in made:
         one.setblocking(False)
         one.connect_ex((HOST, _port(target, door)))
-    opened: list[socket.socket] = []
+    opened = []
     with selectors.DefaultSelector() as waiting:
         for one in made:
             waiting.register(one, selectors.EVENT_WRITE)
         for _ in until(1.2):  # a full backlog is tried again after a second
             for key, _ in waiting.select(0.1):
-                one = key.fileobj  # type: ignore[assignment]
+                one = key.fileobj
                 waiting.unregister(one)
                 if not one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                     one.settimeout(SECONDS)
@@ -46,43 +46,55 @@ def _connections(target: Target, door: str, count: int, stack: ExitStack) -> lis
     return opened
 
 
-def _drip(target: Target, door: str, count: int, seconds: float) -> None:
+def _send_all(connections, *parts):
+    for one in connections:
+        with suppress(OSError):
+            for part in parts:
+                one.sendall(part)
+
+
+def _start(door):
+    return f"GET {_PORTS[door][0]} HTTP/1.1\r\nHost: localhost\r\n".encode()
+
+
+def _drip(target, door, count, seconds):
     """Send a head on each of many connections, a line at a time, and never end it."""
     with ExitStack() as stack:
-        open_ones = _connections(target, door, count, stack)
-        for one in open_ones:
-            with suppress(OSError):
-                one.sendall(f"GET {_PORTS[door][0]} HTTP/1.1\r\nHost: localhost\r\n".encode())
+        opened = _connections(target, door, count, stack)
+        _send_all(opened, _start(door))
         for _ in until(seconds):
-            for one in open_ones:
-                with suppress(OSError):
-                    one.sendall(b"X: y\r\n")
+            _send_all(opened, b"X: y\r\n")
             time.sleep(0.1)
 
 
-def _large_heads(target: Target, door: str) -> None:
+@attack(**_EACH)
+def dripping_heads(target, door):
+    _drip(target, door, 64, 1.0)
+
+
+@attack(**_EACH)
+def large_heads(target, door):
     """64 connections of 64 headers of 60 KB each, without their end."""
+    headers = [b"X-%d: " % number + b"y" * 60_000 + b"\r\n" for number in range(64)]
     with ExitStack() as stack:
-        for one in _connections(target, door, 64, stack):
-            with suppress(OSError):
-                one.sendall(f"GET {_PORTS[door][0]} HTTP/1.1\r\nHost: localhost\r\n".encode())
-                for number in range(64):
-                    one.sendall(b"X-%d: " % number + b"y" * 60_000 + b"\r\n")
+        _send_all(_connections(target, door, 64, stack), _start(door), *headers)
 
 
-def _large_head_at_once(target: Target, door: str) -> str | None:
+@attack(**_EACH)
+def large_head_at_once(target, door):
     """A head of 100 KB in one write."""
     headers = [_bearer(target, door), *(f"X-{number}: {'y' * 1000}" for number in range(100))]
     return _accepted(target, door, http_request(f"GET {_PORTS[door][0]}", headers), "a head of 100 KB")
 
 
-def _foreign_host(target: Target, door: str) -> str | None:
+@attack(**_EACH, setup=Setup(tokens=False))  # a web page sends no token of the server
+def foreign_host(target, door):
     """A web page whose own name points to this host."""
     request = http_request(f"GET {_PORTS[door][0]}", [_bearer(target, door)]).replace(b"localhost", b"evil.example")
     return _accepted(target, door, request, "evil.example")
 
 
-def _accepted(target: Target, door: str, request: bytes, what: str) -> str | None:
+def _accepted(target, door, request, what):
     with suppress(OSError), closing(connect(_port(target, door))) as connection:
         connection.sendall(request)
         if stay(connection, 0.3).startswith(b"HTTP/1.1 200"):
@@ -90,7 +102,8 @@ def _accepted(target: Target, door: str, request: bytes, what: str) -> str | Non
     return None
 
 
-def _smuggled(target: Target, door: str) -> str | None:
+@attack(**_EACH)
+def smuggled_requests(target, door):
     """A request inside the body of another one, whose length is said twice."""
     path, hidden = _PORTS[door][0], http_request("GET /hidden")
     lengths = (
@@ -107,14 +120,16 @@ def _smuggled(target: Target, door: str) -> str | None:
     return None
 
 
-def _pipelined(target: Target, door: str) -> None:
+@attack(**_EACH)
+def pipelined_requests(target, door):
     """5 MB of requests in one write."""
     with suppress(OSError), closing(connect(_port(target, door))) as connection:
         connection.sendall(http_request("GET /v2/health/live") * 100_000)
         stay(connection, 0.5)
 
 
-def _secrets_in_paths(target: Target, door: str) -> str | None:
+@attack(**_EACH, setup=SPECIAL)
+def secrets_in_paths(target, door):
     """Escapes for a terminal, and a token, in a path that is logged."""
     before = target.log.stat().st_size
     for path in ("/v2/%1b%5b31mred", "/v2/\x1b[31mred", "/v2?token=my-secret"):
@@ -123,35 +138,14 @@ def _secrets_in_paths(target: Target, door: str) -> str | None:
     return next((f"{each!r} in the log" for each in (b"\x1b[31mred", b"my-secret") if each in log), None)
 
 
-#: A web page sends no token of the server.
-_OPEN = Setup(tokens=False)
-for _door in _PORTS:
-    _one = {"transports": ("nghttp2",)}
-    for _made in (
-        Attack(f"dripping-heads-{_door}", lambda target, door=_door: _drip(target, door, 64, 1.0), **_one),
-        Attack(f"large-heads-{_door}", lambda target, door=_door: _large_heads(target, door), **_one),
-        Attack(f"large-head-at-once-{_door}", lambda target, door=_door: _large_head_at_once(target, door), **_one),
-        Attack(f"foreign-host-{_door}", lambda target, door=_door: _foreign_host(target, door), setup=_OPEN, **_one),
-        Attack(f"smuggled-requests-{_door}", lambda target, door=_door: _smuggled(target, door), **_one),
-        Attack(f"pipelined-requests-{_door}", lambda target, door=_door: _pipelined(target, door), **_one),
-        Attack(
-            f"secrets-in-paths-{_door}",
-            lambda target, door=_door: _secrets_in_paths(target, door),
-            setup=SPECIAL,
-            **_one,
-        ),
-    ):
-        ATTACKS[_made.name] = _made
-
-
 @attack(transports=("nghttp2",))
-def many_dripping_heads(target: Target) -> None:
+def many_dripping_heads(target):
     """600 connections to the HTTP port, each with a head that does not end."""
     _drip(target, "http", 600, 0.5)
 
 
 @attack(spares=("http",))
-def exhausted_files(target: Target) -> None:
+def exhausted_files(target):
     """More idle connections to the HTTP port than the process may open files; the other ports answer."""
     with ExitStack() as stack:
         _connections(target, "http", FILES + 100, stack)
@@ -159,23 +153,13 @@ def exhausted_files(target: Target) -> None:
             _connections(target, "http", 20, stack)
 
 
-def _stalled_handshakes(target: Target, door: str) -> str | None:
+@attack(doors=("grpc",), setup=_TLS)
+@attack(**_EACH, setup=_TLS)
+def stalled_handshakes(target, door):
     """600 connections that begin TLS and do not go on."""
     first = target.readings[-1].files
     with ExitStack() as stack:
-        for one in _connections(target, door, 600, stack):
-            with suppress(OSError):
-                one.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
+        _send_all(_connections(target, door, 600, stack), b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
         time.sleep(0.5)
         held = target.readings[-1].files - first
     return f"{held} handshakes held" if held > 520 else None
-
-
-for _door in ("grpc", *_PORTS):
-    _name = f"stalled-handshakes-{_door}"
-    ATTACKS[_name] = Attack(
-        _name,
-        lambda target, door=_door: _stalled_handshakes(target, door),
-        transports=("nghttp2", "grpcio") if _door == "grpc" else ("nghttp2",),
-        setup=Setup(tls=True),
-    )

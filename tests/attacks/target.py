@@ -1,8 +1,5 @@
 """A server to attack, with its repository and tokens, and its witness."""
 
-from __future__ import annotations
-
-import os
 import shutil
 import signal
 import subprocess
@@ -12,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import grpc
 import msgspec
@@ -37,14 +34,12 @@ TOKENS = ("infer", "control", "metrics")
 
 
 class Home(NamedTuple):
-    """The files of all servers: bundles, tokens, certificates."""
-
     directory: Path
     tokens: dict[str, str]
     authority: Authority
 
 
-def make_home(directory: Path) -> Home:
+def make_home(directory):
     """Write a repository of toys with the limits of our exports, tokens and a certificate."""
     repository = directory / "repository"
     repository.mkdir()
@@ -81,14 +76,16 @@ class Setup(NamedTuple):
     bundles: Callable[[Path], object] | None = None
 
 
-def _add_unnameable(repository: Path) -> None:
-    shutil.copytree(ORACLE_BUNDLE, os.fsdecode(os.fsencode(repository / "copy-") + b"\xff"))
+def picture_request(picture):
+    request = pb.ModelInferRequest(model_name=image_model.NAME)
+    request.inputs.add(name="image", datatype="BYTES", shape=(1, 1)).contents.bytes_contents.append(picture)
+    return request
 
 
 #: One run at a time, models loaded on request, all messages in the log, and a directory whose name is not UTF-8.
 SPECIAL = Setup(
     arguments=("--instances=1", "--model-control=explicit", "--load-model=*", "--log-level=debug"),
-    bundles=_add_unnameable,
+    bundles=lambda repository: shutil.copytree(ORACLE_BUNDLE, f"{repository}/copy-\udcff"),
 )
 
 
@@ -103,7 +100,7 @@ class Target:
         calls: of the well-behaved client, by door, in the order of their ends.
     """
 
-    def __init__(self, home: Home, transport: str, setup: Setup) -> None:
+    def __init__(self, home, transport, setup):
         self.home, self.transport, self.setup = home, transport, setup
         self.log = home.directory / f"{transport}.log"
         self.repository = home.directory / "repository"
@@ -122,53 +119,43 @@ class Target:
             self._process = subprocess.Popen(
                 [*command, str(self.repository), *options], stdout=subprocess.PIPE, stderr=log
             )
-        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()
             raise NotStarted(self.log.read_text(errors="replace").strip().rpartition("\n")[2])
-        self.ready = msgspec.json.decode(line, type=Ready)
-        assert setup.bundles or not self.ready.unavailable, self.ready.unavailable
-        self.calls: dict[str, list[Call]] = {}
-        self.readings: list[Reading] = []
+        ready = msgspec.json.decode(line, type=Ready)
+        assert setup.bundles or not ready.unavailable, ready.unavailable
+        assert ready.http_port
+        assert ready.metrics_port
+        self.grpc_port, self.http_port, self.metrics_port = ready.grpc_port, ready.http_port, ready.metrics_port
+        self.calls = {}
+        self.readings = []
         self._watch()
 
-    @property
-    def grpc_port(self) -> int:
-        return self.ready.grpc_port
-
-    @property
-    def http_port(self) -> int:
-        assert self.ready.http_port
-        return self.ready.http_port
-
-    @property
-    def metrics_port(self) -> int:
-        assert self.ready.metrics_port
-        return self.ready.metrics_port
-
-    def bearer(self, token: str = "infer") -> tuple[tuple[str, str], ...]:
+    def bearer(self, token="infer"):
         return (("authorization", f"Bearer {self.home.tokens[token]}"),)
 
-    def channel(self) -> grpc.Channel:
+    def channel(self):
         """Return a channel without limits, with a connection of its own."""
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
         options += [("grpc.max_receive_message_length", -1)]
         return grpc.insecure_channel(f"{HOST}:{self.grpc_port}", options)
 
-    def rpc(self, channel: grpc.Channel, method: str, service: str = INFERENCE) -> Any:
-        return channel.unary_unary(f"/{service}/{method}")
+    def call(self, channel, method, content, token="infer"):
+        """Start a call; a server that takes longer than 20 s for one has fallen."""
+        rpc = channel.unary_unary(f"/{INFERENCE}/{method}")
+        return rpc.future(content, timeout=20, metadata=self.bearer(token))
 
     @property
-    def alive(self) -> bool:
+    def alive(self):
         return self._process.poll() is None
 
-    def stop(self) -> str:
+    def stop(self):
         """End the server as systemd does; return what was wrong with its end."""
         start = time.monotonic()
         try:
             self._process.send_signal(signal.SIGTERM)
-            code: int | str = self._process.wait(SECONDS)
+            code = self._process.wait(SECONDS)
         except subprocess.TimeoutExpired:
             code = f"none for {SECONDS} s"
         finally:
@@ -179,32 +166,21 @@ class Target:
             self._reading.join()
         return "" if code == 0 else f"exit code {code} after {time.monotonic() - start:.0f} s"
 
-    def _watch(self) -> None:
-        request = pb.ModelInferRequest(model_name=image_model.NAME)
-        picture = image_model.encoded(image_model.bright(200, 10))
-        request.inputs.add(name="image", datatype="BYTES", shape=(1, 1)).contents.bytes_contents.append(picture)
-        watched = Watched(
-            self._process.pid,
-            str(self.log),
-            self.grpc_port,
-            self.http_port,
-            self.metrics_port,
-            self.home.tokens["infer"],
-            self.home.tokens["metrics"],
-            good().SerializeToString(),
-            request.SerializeToString(),
-            str(self.home.authority.file) if self.setup.tls else "",
-        )
+    def _watch(self):
+        picture = picture_request(image_model.encoded(image_model.bright(200, 10)))
+        ports = self.grpc_port, self.http_port, self.metrics_port
+        tokens = self.home.tokens["infer"], self.home.tokens["metrics"]
+        requests = good().SerializeToString(), picture.SerializeToString()
+        authority = str(self.home.authority.file) if self.setup.tls else ""
+        watched = Watched(self._process.pid, str(self.log), *ports, *tokens, *requests, authority)
         command = [sys.executable, "-m", "tests.attacks.witness"]
         self._witness = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert self._witness.stdin is not None
         self._witness.stdin.write(msgspec.json.encode(watched) + b"\n")
         self._witness.stdin.flush()
         self._reading = threading.Thread(target=self._listen, daemon=True)
         self._reading.start()
 
-    def _listen(self) -> None:
-        assert self._witness.stdout is not None
+    def _listen(self):
         for line in self._witness.stdout:
             seen = msgspec.json.decode(line, type=Call | Reading)
             if isinstance(seen, Call):

@@ -1,20 +1,16 @@
 """Raw connections that send whatever an attack says, as far and as long as the server takes it."""
 
-from __future__ import annotations
-
 import select
 import socket
-import ssl
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from hpack import Encoder
 from hyperframe import frame as h2
 
 from edge.protocol import INFERENCE
 from tests.attacks.witness import HOST
-from tests.support.http2_client import PREFACE, raw
+from tests.support.http2_client import PREFACE, parsed, raw
 
 #: No write waits longer for the server.
 SECONDS = 5.0
@@ -23,60 +19,53 @@ INFER = f"/{INFERENCE}/ModelInfer"
 _FRAME_BYTES = 16384
 
 
-def connect(port: int, context: ssl.SSLContext | None = None) -> socket.socket:
+def connect(port):
     """Return a connection whose reads and writes wait for :data:`SECONDS` at most."""
-    made = socket.create_connection((HOST, port), timeout=SECONDS)
-    return context.wrap_socket(made, server_hostname=HOST) if context else made
+    return socket.create_connection((HOST, port), timeout=SECONDS)
 
 
-def until(seconds: float) -> Iterator[int]:
+def until(seconds):
     end, count = time.monotonic() + seconds, 0
     while time.monotonic() < end:
         yield count
         count += 1
 
 
-def frames(*made: h2.Frame) -> bytes:
-    return b"".join(frame.serialize() for frame in made)
-
-
-def message(content: bytes, compressed: bool = False) -> bytes:
+def message(content, compressed=False):
     return bytes([compressed]) + len(content).to_bytes(4, "big") + content
 
 
 class Peer:
     """A connection of HTTP/2. Reading, it acknowledges SETTINGS and follows the windows that the server grants."""
 
-    def __init__(
-        self, port: int, settings: dict[int, int] | None = None, context: ssl.SSLContext | None = None
-    ) -> None:
-        self.socket = connect(port, context)
+    def __init__(self, port, settings=None):
+        self.socket = connect(port)
         self._end = time.monotonic() + SECONDS
         self.encoder = Encoder()
         self._next = 1
         self._received = b""
         self._window = self._initial = 65535
-        self._windows: dict[int, int] = {}
-        self._blocks: dict[tuple[tuple[str, str], ...], bytes] = {}
-        self._table: list[object] = []
+        self._windows = {}
+        self._blocks = {}
+        self._table = []
         self._agreed = False
-        self.socket.sendall(PREFACE + frames(h2.SettingsFrame(0, settings=settings or {})))
+        self.socket.sendall(PREFACE + h2.SettingsFrame(0, settings=settings or {}).serialize())
 
-    def __enter__(self) -> Peer:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error):
         self.socket.close()
 
-    def write(self, data: bytes) -> None:
+    def write(self, data):
         self.socket.sendall(data)
 
-    def agree(self) -> None:
-        """Read until the server has sent its SETTINGS."""
+    def agree(self):
         while not self._agreed:
             self.read(0.1)
+        return self
 
-    def head(self, path: str, *more: tuple[str, str]) -> tuple[int, bytes]:
+    def head(self, path, *more):
         """Return the number of a new stream, and its HEADERS."""
         stream, self._next = self._next, self._next + 2
         fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "test"}
@@ -84,7 +73,7 @@ class Peer:
         block = self.encode(*fields.items(), *more)
         return stream, raw(1, 4, stream, block)
 
-    def encode(self, *fields: tuple[str, str]) -> bytes:
+    def encode(self, *fields):
         block = self._blocks.get(fields)
         if block is None:
             block = self.encoder.encode(fields)
@@ -96,16 +85,13 @@ class Peer:
                 self._blocks.clear()
         return block
 
-    def call(
-        self, path: str, content: bytes, *more: tuple[str, str], compressed: bool = False, end: bool = True
-    ) -> int:
+    def call(self, path, content, *more, compressed=False):
         """Send a call with one message, as the windows allow."""
         stream, head = self.head(path, *more)
         self.write(head)
-        self.send(stream, message(content, compressed), end)
-        return stream
+        self.send(stream, message(content, compressed))
 
-    def send(self, stream: int, data: bytes, end: bool = True) -> None:
+    def send(self, stream, data, end=True):
         self._windows.setdefault(stream, self._initial)
         place = 0
         while place < len(data):
@@ -119,7 +105,7 @@ class Peer:
             last = place == len(data)
             self.write(h2.DataFrame(stream, part, flags=["END_STREAM"] if end and last else []).serialize())
 
-    def read(self, seconds: float = 0.0) -> None:
+    def read(self, seconds=0.0):
         """Read what the server has sent, and wait for some of it for so long.
 
         Raises:
@@ -135,25 +121,18 @@ class Peer:
             self._take()
             seconds = 0.0
 
-    def stay(self, seconds: float) -> None:
+    def stay(self, seconds):
         """Read for so long, or until the server closes the connection."""
         with suppress(OSError):
             for _ in until(seconds):
                 self.read(0.1)
 
-    def _take(self) -> None:
-        place, data = 0, self._received
-        while len(data) - place >= 9:
-            frame, length = h2.Frame.parse_frame_header(memoryview(data[place : place + 9]))
-            if len(data) - place < 9 + length:
-                break
-            if isinstance(frame, h2.SettingsFrame | h2.WindowUpdateFrame):
-                frame.parse_body(memoryview(data[place + 9 : place + 9 + length]))
-                self._adopt(frame)
-            place += 9 + length
-        self._received = data[place:]
+    def _take(self):
+        frames, self._received = parsed(self._received)
+        for frame in frames:
+            self._adopt(frame)
 
-    def _adopt(self, frame: h2.Frame) -> None:
+    def _adopt(self, frame):
         if isinstance(frame, h2.WindowUpdateFrame):
             if frame.stream_id == 0:
                 self._window += frame.window_increment
@@ -163,10 +142,19 @@ class Peer:
             initial = frame.settings.get(h2.SettingsFrame.INITIAL_WINDOW_SIZE, self._initial)
             self._windows = {stream: window + initial - self._initial for stream, window in self._windows.items()}
             self._initial, self._agreed = initial, True
-            self.write(frames(h2.SettingsFrame(0, flags=["ACK"])))
+            self.write(h2.SettingsFrame(0, flags=["ACK"]).serialize())
 
 
-def flood(port: int, data: bytes, seconds: float = 0.5) -> None:
+def each_of(count, port, act, seconds=60.0, rest_seconds=0.0, **options):
+    """Act on many connections, one after another for so long, and keep all until a rest at the end is over."""
+    with ExitStack() as connections:
+        for _ in zip(range(count), until(seconds), strict=False):
+            with suppress(OSError):
+                act(connections.enter_context(Peer(port, **options)))
+        time.sleep(rest_seconds)
+
+
+def flood(port, data, seconds=0.5):
     """Send frames again and again over new connections; each is used for as long as it lasts, and reads nothing."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -175,7 +163,7 @@ def flood(port: int, data: bytes, seconds: float = 0.5) -> None:
                 peer.write(data)
 
 
-def stay(connection: socket.socket, seconds: float) -> bytes:
+def stay(connection, seconds):
     """Read for so long, or until the server closes the connection; return the first bytes."""
     received = b""
     connection.settimeout(seconds)
@@ -186,6 +174,6 @@ def stay(connection: socket.socket, seconds: float) -> bytes:
     return received
 
 
-def http_request(start: str, headers: Iterable[str] = (), body: bytes = b"") -> bytes:
+def http_request(start, headers=(), body=b""):
     """Return a request; ``start`` is its method and path."""
     return "\r\n".join([f"{start} HTTP/1.1", "Host: localhost", *headers, "", ""]).encode() + body

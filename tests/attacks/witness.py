@@ -4,8 +4,6 @@ Its first line on stdin is a :class:`Watched`; it prints a line of JSON for each
 kills a server that takes too much memory or disk, so that no attack harms the machine that tests it.
 """
 
-from __future__ import annotations
-
 import http.client
 import os
 import signal
@@ -13,8 +11,8 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -67,7 +65,7 @@ class Reading(msgspec.Struct, frozen=True, tag=True, array_like=True):
     log_bytes: int
 
 
-def _calls(watched: Watched) -> dict[str, Callable[[], str]]:
+def _calls(watched):
     """Return a function for each door, which calls once and returns the error."""
     address = f"{HOST}:{watched.grpc_port}"
     if watched.authority:
@@ -79,17 +77,20 @@ def _calls(watched: Watched) -> dict[str, Callable[[], str]]:
     bearer = (("authorization", f"Bearer {watched.infer_token}"),)
     infer, image = (pb.ModelInferRequest.FromString(message) for message in (watched.infer, watched.image))
 
-    def over_grpc(method: Callable[..., object], message: object) -> Callable[[], str]:
-        return lambda: _error_of(lambda: method(message, timeout=SECONDS, metadata=bearer))
+    def over_grpc(method, message):
+        def call():
+            try:
+                method(message, timeout=SECONDS, metadata=bearer)
+            except grpc.RpcError as error:
+                return f"{error.code().name}: {error.details()[:200]}"
+            return ""
 
-    def get(port: int, path: str, token: str) -> str:
-        connection = (
-            http.client.HTTPSConnection(HOST, port, timeout=SECONDS, context=context)
-            if context
-            else http.client.HTTPConnection(HOST, port, timeout=SECONDS)
-        )
+        return call
+
+    def get(port, path, token):
+        kind = partial(http.client.HTTPSConnection, context=context) if context else http.client.HTTPConnection
         try:
-            with closing(connection):
+            with closing(kind(HOST, port, timeout=SECONDS)) as connection:
                 connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
                 response = connection.getresponse()
                 response.read()
@@ -106,15 +107,7 @@ def _calls(watched: Watched) -> dict[str, Callable[[], str]]:
     }
 
 
-def _error_of(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except grpc.RpcError as error:
-        return f"{error.code().name}: {error.details()[:200]}"
-    return ""
-
-
-def _read(watched: Watched) -> Reading:
+def _read(watched):
     process = Path(f"/proc/{watched.process_id}")
     pages = int((process / "statm").read_text().split()[1])
     times = (process / "stat").read_text().rpartition(")")[2].split()[11:13]
@@ -122,23 +115,23 @@ def _read(watched: Watched) -> Reading:
     return Reading(time.monotonic(), pages * _PAGE, sum(map(int, times)) / _TICKS, files, log)
 
 
-def main() -> None:
+def main():
     watched = msgspec.json.decode(sys.stdin.buffer.readline(), type=Watched)
     writing = threading.Lock()
 
-    def say(line: Call | Reading) -> None:
+    def say(line):
         with writing:
             sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
             sys.stdout.buffer.flush()
 
-    def go_on(door: str, call: Callable[[], str]) -> None:
+    def go_on(door, call):
         while True:
             start = time.monotonic()
             error = call()
             say(Call(door, start, time.monotonic() - start, error))
             time.sleep(DOORS[door])
 
-    def sample() -> None:
+    def sample():
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             while True:
                 reading = _read(watched)

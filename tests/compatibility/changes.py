@@ -1,7 +1,5 @@
 """Names of users, which go only with a line in CHANGELOG.md, and the server of the files that a board gets."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import json
@@ -9,11 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import click
 
@@ -34,31 +29,26 @@ runpy.run_module("edge", run_name="__main__", alter_sys=True)
 """
 
 
-def entries() -> list[str]:
-    """Return the entries of CHANGELOG.md below Unreleased, each on one line."""
-    unreleased = (ROOT / "CHANGELOG.md").read_text().partition("## Unreleased\n")[2].partition("\n## ")[0]
-    return [" ".join(entry.split()) for entry in re.split(r"^- ", unreleased, flags=re.MULTILINE)]
-
-
-def fingerprint(entry: str) -> str:
-    return hashlib.sha256(entry.encode()).hexdigest()[:12]
-
-
 @cache
-def new_entries() -> list[str]:
-    """Return what is in backticks in each entry that the data's commit did not have yet."""
+def new_entries():
+    """Return what is in backticks in each entry of CHANGELOG.md that the data's commit did not have yet."""
     known = set(json.loads((DATA / "changelog.json").read_text()))
-    return [" ".join(re.findall("`(.+?)`", entry)) for entry in entries() if fingerprint(entry) not in known]
+    unreleased = (ROOT / "CHANGELOG.md").read_text().partition("## Unreleased\n")[2].partition("\n## ")[0]
+    entries = [" ".join(entry.split()) for entry in re.split(r"^- ", unreleased, flags=re.MULTILINE)]
+    return [
+        " ".join(re.findall("`(.+?)`", entry))
+        for entry in entries
+        if hashlib.sha256(entry.encode()).hexdigest()[:12] not in known
+    ]
 
 
-def announced(*names: str) -> bool:
+def announced(*names):
     """Return whether such an entry has all of these names, of commands, options or imports, in backticks."""
     patterns = [rf"(?<![\w-]){re.escape(name)}(?![\w-])" for name in names]
     return any(all(re.search(pattern, entry) for pattern in patterns) for entry in new_entries())
 
 
-def commands(command: click.Command, name: str = "fewheads") -> Iterator[tuple[str, click.Command]]:
-    """Yield a command and those below it with their names."""
+def commands(command, name="fewheads"):
     yield name, command
     if isinstance(command, click.Group):
         context = click.Context(command)
@@ -68,13 +58,13 @@ def commands(command: click.Command, name: str = "fewheads") -> Iterator[tuple[s
             yield from commands(found, f"{name} {below}")
 
 
-def help_of(name: str, command: click.Command) -> str:
+def help_of(name, command):
     command._help_option = None  # kept since an earlier call, of a test with other names of it
     widths = {"max_content_width": _WIDTH, "terminal_width": _WIDTH}
     return command.get_help(click.Context(command, info_name=name, help_option_names=["-h", "--help"], **widths))
 
 
-def facts(text: str) -> dict[str, set[str]]:
+def facts(text):
     """Return what a help text states of its arguments (under "") and of each option: type, default, range, variable."""
     found = {"": {text.splitlines()[0]}}
     text = re.sub(r"\n {20,}", "  ", text)  # a long option has its text below
@@ -85,7 +75,7 @@ def facts(text: str) -> dict[str, set[str]]:
     return found
 
 
-def signatures(kind: Any) -> dict[str, list[str]]:
+def signatures(kind):
     """Return the parameters, with their defaults, of a function or of a class and its methods; else the value."""
     if not callable(kind):
         return {"": [repr(kind)]}
@@ -97,15 +87,14 @@ def signatures(kind: Any) -> dict[str, list[str]]:
     return found
 
 
-def types(families: Iterable[Any]) -> dict[str, list[str]]:
-    """Return the type of each Prometheus metric and the names of its labels."""
+def types(families):
     return {
         family.name: [family.type, *sorted({label for sample in family.samples for label in sample.labels})]
         for family in families
     }
 
 
-def copy_image(directory: Path) -> Path:
+def copy_image(directory):
     """Copy the files that jetson.Dockerfile copies, add the entry points, and return the directory."""
     for line in re.findall(r"^COPY (?!--from)(.+)$", (ROOT / "jetson.Dockerfile").read_text(), re.MULTILINE):
         *sources, target = [word for word in line.split() if not word.startswith("--")]
@@ -120,7 +109,7 @@ def copy_image(directory: Path) -> Path:
     return directory
 
 
-def install_commands(directory: Path) -> None:
+def install_commands(directory):
     """Write the entry points of pyproject.toml as pip would; first on Python's path, they hide installed ones."""
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["fewheads.commands"]
     metadata = directory / "fewheads-0.dist-info"
@@ -131,14 +120,13 @@ def install_commands(directory: Path) -> None:
 
 
 @contextmanager
-def server(image: Path, repository: Path, cache: Path) -> Iterator[dict[str, Any]]:
+def server(image, repository, cache):
     """Serve a repository with nothing but the files of an image, and yield what the server announces."""
     command = [sys.executable, "-c", _RUN, "serve", str(repository), "--grpc-port=0", "--metrics-port=0", "--json"]
     command += ["--target=onnxruntime", f"--cache={cache}"]
     environment, pipe = {"PYTHONPATH": str(image), "PATH": ""}, subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=cache, env=environment) as process:
         try:
-            assert process.stdout
             line = process.stdout.readline()
             assert line, process.communicate()[1]
             yield json.loads(line)

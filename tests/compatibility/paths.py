@@ -1,11 +1,7 @@
 """All names inside the product that these tests use, so that a rename changes this file alone."""
 
-from __future__ import annotations
-
 import importlib
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[2]
 #: Written by commit 40db5dbf, whose formats, commands, metrics and names later versions keep. No script writes it
@@ -15,23 +11,20 @@ BUNDLES = sorted((DATA / "bundles").iterdir())
 OLDER_BUNDLES = sorted((ROOT / "tests" / "data" / "version_1" / "bundles").iterdir())
 
 
-def public(module: str, name: str) -> Any:
+def public(module, name):
     """Return a name that users import, such as ``edge.client`` and ``Client``."""
     return getattr(importlib.import_module(module), name)
 
 
-def program() -> Any:
-    """Return the command ``fewheads``."""
+def program():
     return public("edge.__main__", "cli")
 
 
-def telemetry_messages() -> Any:
-    """Return the descriptor of ``proto/telemetry.proto``."""
+def telemetry_messages():
     return public("edge.pb.telemetry_pb2", "DESCRIPTOR")
 
 
-def board_families(root: Path) -> Iterable[Any]:
-    """Return the Prometheus metrics of a Jetson's files below ``root``."""
+def board_families(root):
     from edge.instruments.board import read_board
     from edge.instruments.memory import MemorySampler
     from edge.instruments.sensors import Sensors
@@ -41,7 +34,7 @@ def board_families(root: Path) -> Iterable[Any]:
     yield from power_metrics(read_board(root), 5.0)
 
 
-def run_outputs(run: Path, inputs: dict[str, Any]) -> list[Any]:
+def run_outputs(run, inputs):
     """Return the output arrays of a run's model, in torch, for inputs as tensors."""
     import torch
 
@@ -66,7 +59,7 @@ def run_outputs(run: Path, inputs: dict[str, Any]) -> list[Any]:
     return [output.numpy() for output in (outputs if isinstance(outputs, tuple) else [outputs])]
 
 
-def _load(run: Path, name: str, create: Callable[..., Any]) -> Any:
+def _load(run, name, create):
     from export.training.checkpoint import load
 
     return load(run, {name: create})[0]

@@ -1,10 +1,7 @@
 """A workstation keeps after an update: runs with their outputs and measures, and commands with their options."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,13 +17,13 @@ WITH_OUTPUTS = sorted(path.name for path in RUNS.iterdir() if path.name not in (
 EVALUATE = ("language", "evaluate", RUNS / "language", "--data", "calculator:in_range", "--limit", 5, "--max-tokens", 4)
 
 
-def shown(*arguments: object) -> Any:
+def shown(*arguments):
     done = CliRunner().invoke(program(), [*map(str, arguments), "--json"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
 
-def same(found: Any, expected: Any) -> None:
+def same(found, expected):
     """Check that a JSON document has all of another one; numbers may differ by rounding."""
     if isinstance(expected, dict):
         for name in expected:
@@ -40,7 +37,7 @@ def same(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_OUTPUTS)
-def test_a_run_computes_the_same_outputs(name: str) -> None:
+def test_a_run_computes_the_same_outputs(name):
     with np.load(DATA / "runs.npz") as arrays:
         kept = {key: array for key, array in arrays.items() if key.startswith(f"{name}/")}
     inputs = {key.split("/")[2]: torch.from_numpy(array) for key, array in kept.items() if "/inputs/" in key}
@@ -58,12 +55,12 @@ def test_a_run_computes_the_same_outputs(name: str) -> None:
         ("head", (*EVALUATE, "--head", RUNS / "head")),
     ],
 )
-def test_a_run_has_the_same_measures(name: str, arguments: tuple[object, ...]) -> None:
+def test_a_run_has_the_same_measures(name, arguments):
     found = shown(*arguments)
     same(found if name in WITH_OUTPUTS else found["measures"], json.loads((DATA / "measures.json").read_text())[name])
 
 
-def test_a_run_is_exported_as_the_same_bundle(tmp_path: Path) -> None:
+def test_a_run_is_exported_as_the_same_bundle(tmp_path):
     shown("export", RUNS / "calculator-gate", "--repository", tmp_path)
     name = Path("calculator-gate-1", "golden.npz")
     with np.load(tmp_path / name) as ours, np.load(DATA / "bundles" / name) as theirs:
@@ -75,7 +72,7 @@ def test_a_run_is_exported_as_the_same_bundle(tmp_path: Path) -> None:
                 assert ours[key].tolist() == expected.tolist()
 
 
-def test_commands_and_options_go_or_change_only_as_the_changelog_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_and_options_go_or_change_only_as_the_changelog_says(monkeypatch):
     monkeypatch.delenv("FEWHEADS_DATA", raising=False)
     found = {name: facts(help_of(name, command)) for name, command in commands(program())}
     unannounced = []

@@ -1,34 +1,27 @@
 """Cases about loading and unloading models."""
 
-from __future__ import annotations
-
 import time
-from typing import Any
+from functools import partial
 
 import numpy as np
 
 from edge.pb import inference_pb2 as pb
 from tests.conformance.metadata import metadata, ready, statistics
-from tests.conformance.peer import Action, Case, Peer, call, flat, infer, outcome, request, slow, steps
+from tests.conformance.peer import Case, call, flat, infer, outcome, request, slow, steps
 
 
-def _parameters(parameters: dict[str, Any]) -> dict[str, pb.ModelRepositoryParameter]:
-    return {name: pb.ModelRepositoryParameter(**value) for name, value in parameters.items()}
+def _control(what, name, repository="", **parameters):
+    given = {name: pb.ModelRepositoryParameter(**value) for name, value in parameters.items()}
+    return call(f"RepositoryModel{what}", model_name=name, repository_name=repository, parameters=given)
 
 
-def _load(name: str, repository: str = "", **parameters: Any) -> Action:
-    fields = {"model_name": name, "repository_name": repository, "parameters": _parameters(parameters)}
-    return call("RepositoryModelLoad", **fields)
+_load, _unload = partial(_control, "Load"), partial(_control, "Unload")
 
 
-def _unload(name: str, **parameters: Any) -> Action:
-    return call("RepositoryModelUnload", model_name=name, parameters=_parameters(parameters))
-
-
-def _wait(name: str, state: str) -> Action:
+def _wait(name, state):
     """Wait until all versions of a model have a state; Triton returns OK before that."""
 
-    def wait(peer: Peer) -> str:
+    def wait(peer):
         for _ in range(1000):
             models = peer.send("RepositoryIndex", pb.RepositoryIndexRequest()).models
             if {model.state for model in models if model.name == name} == {state}:
@@ -39,16 +32,16 @@ def _wait(name: str, state: str) -> Action:
     return wait
 
 
-def _gone(name: str) -> Action:
+def _gone(name):
     return steps(_unload(name), _wait(name, "UNAVAILABLE"))
 
 
-def _back(name: str) -> Action:
+def _back(name):
     return steps(_load(name), _wait(name, "READY"))
 
 
-def _while_gone(what: str, action: Action, expected: str = "", name: str = "versioned") -> Case:
-    def run(peer: Peer) -> str:
+def _while_gone(what, action, expected="", name="versioned"):
+    def run(peer):
         _gone(name)(peer)
         try:
             return action(peer)
@@ -58,14 +51,14 @@ def _while_gone(what: str, action: Action, expected: str = "", name: str = "vers
     return Case(f"unloaded: {what}", run, expected)
 
 
-def _state(name: str) -> Action:
-    def states(response: pb.RepositoryIndexResponse) -> str:
+def _state(name):
+    def states(response):
         return " ".join(f"{m.version}={m.state} {m.reason}" for m in response.models if m.name == name)
 
     return call("RepositoryIndex", view=states)
 
 
-def _answered_while_unloading(peer: Peer) -> str:
+def _answered_while_unloading(peer):
     flying = peer.infer(slow(400))
     time.sleep(0.03)
     gone = _unload("slow")(peer)
@@ -74,14 +67,17 @@ def _answered_while_unloading(peer: Peer) -> str:
     return f"unload {gone}, the request {answer}"
 
 
-def _statistics_after_reload(peer: Peer) -> str:
+def _statistics_after_reload(peer):
     peer.send("ModelInfer", flat(model="versioned"))
     steps(_gone("versioned"), _back("versioned"))(peer)
     return f"runs counted before: {peer.executions('versioned', '3') > 0}"
 
 
 _TEXT = {"string_param": "1"}
-_CASCADING = {"unload_dependents": {"bool_param": True}}
+_CASCADED = steps(
+    _unload("versioned", unload_dependents={"bool_param": True}), _wait("versioned", "UNAVAILABLE"), _back("versioned")
+)
+_KINDS = "got string_param, expected bool_param"
 CASES = [
     Case("load what is loaded", steps(_load("flat"), infer(flat())), "OK, OK"),
     Case("load an unknown model", _load("zz"), text="'zz'"),
@@ -92,17 +88,8 @@ CASES = [
     Case("load with a configuration that is none", _load("flat", config={"string_param": "zz"}), text="'config'"),
     Case("load with a configuration of the wrong type", _load("flat", config={"bool_param": True}), text="'config'"),
     Case("unload an unknown model", _unload("zz"), "OK"),
-    Case(
-        "unload with unload_dependents",
-        steps(_unload("versioned", **_CASCADING), _wait("versioned", "UNAVAILABLE"), _back("versioned")),
-        "OK, UNAVAILABLE, OK, READY",
-    ),
-    Case(
-        "unload with unload_dependents as text",
-        _unload("zz", unload_dependents=_TEXT),
-        "INVALID_ARGUMENT",
-        "got string_param, expected bool_param",
-    ),
+    Case("unload with unload_dependents", _CASCADED, "OK, UNAVAILABLE, OK, READY"),
+    Case("unload with unload_dependents as text", _unload("zz", unload_dependents=_TEXT), "INVALID_ARGUMENT", _KINDS),
     Case("unload with an unknown parameter", _unload("zz", zz=_TEXT), text="'zz', expected unload_dependents"),
     _while_gone("ModelReady", ready("versioned"), "OK: False"),
     _while_gone("ModelInfer", infer(flat(model="versioned")), "NOT_FOUND"),

@@ -1,69 +1,59 @@
 """Cases about the server and its models: metadata, configuration, statistics, index, health, settings."""
 
-from __future__ import annotations
+from functools import partial
 
 from edge.pb import inference_pb2 as pb
-from tests.conformance.peer import SERVICE, Action, Case, Peer, View, call, flat, infer, mixed, outcome, steps
+from tests.conformance.peer import SERVICE, Case, call, flat, infer, mixed, outcome, steps
 
 
-def ready(name: str, version: str = "") -> Action:
-    return call("ModelReady", view=lambda r: r.ready, name=name, version=version)
+def _of(method, name="", version="", view=None):
+    return call(method, view=view, name=name, version=version)
 
 
-def metadata(name: str, version: str = "", view: View | None = None) -> Action:
-    return call("ModelMetadata", view=view, name=name, version=version)
+ready = partial(_of, "ModelReady", view=lambda r: r.ready)
+metadata, config = partial(_of, "ModelMetadata"), partial(_of, "ModelConfig")
+statistics = partial(_of, "ModelStatistics", view=lambda r: _sorted(f"{m.name}/{m.version}" for m in r.model_stats))
 
 
-def config(name: str, version: str = "", view: View | None = None) -> Action:
-    return call("ModelConfig", view=view, name=name, version=version)
+def _sorted(words):
+    return " ".join(sorted(words))
 
 
-def statistics(name: str = "", version: str = "") -> Action:
-    def names(response: pb.ModelStatisticsResponse) -> str:
-        return " ".join(sorted(f"{m.name}/{m.version}" for m in response.model_stats))
-
-    return call("ModelStatistics", view=names, name=name, version=version)
-
-
-def log(name: str, view: View | None = None, **value: object) -> Action:
+def log(name, view=None, **value):
     return call("LogSettings", view=view, settings={name: pb.LogSettingsRequest.SettingValue(**value)})
 
 
-def logged(name: str, kind: str, *values: object) -> Action:
+def logged(name, kind, *values):
     """Change a setting to each value in turn, and return what it was changed to."""
     return steps(*(log(name, lambda r: getattr(r.settings[name], kind), **{kind: value}) for value in values))
 
 
-def trace(name: str, *value: str, model: str = "") -> Action:
+def trace(name, *value, model=""):
     return call("TraceSetting", settings={name: pb.TraceSettingRequest.SettingValue(value=value)}, model_name=model)
 
 
-def tensors(response: pb.ModelMetadataResponse) -> str:
+def tensors(response):
     found = (*response.inputs, *response.outputs)
     return " ".join(f"{tensor.name}:{tensor.datatype}{list(tensor.shape)}" for tensor in found)
 
 
-def dims(response: pb.ModelConfigResponse) -> str:
+def dims(response):
     found = response.config
     names = [(tensor.name, pb.DataType.Name(tensor.data_type), list(tensor.dims)) for tensor in found.input]
     return f"{found.name} {found.max_batch_size} {names}"
 
 
-def versions(response: pb.ModelMetadataResponse) -> str:
-    return " ".join(sorted(response.versions))
-
-
-def states(*names: str, ready: bool = False) -> Action:
-    def view(response: pb.RepositoryIndexResponse) -> str:
-        return " ".join(sorted(f"{m.name}/{m.version}={m.state}" for m in response.models if m.name in names))
+def states(*names, ready=False):
+    def view(response):
+        return _sorted(f"{m.name}/{m.version}={m.state}" for m in response.models if m.name in names)
 
     return call("RepositoryIndex", view=view, ready=ready)
 
 
-def growth(peer: Peer) -> str:
+def growth(peer):
     """Growth of the counters by two good requests of three rows and a bad one."""
 
-    def read() -> tuple[int, ...]:
+    def read():
         (found,) = peer.send("ModelStatistics", pb.ModelStatisticsRequest(name="mixed", version="1")).model_stats
         stages = found.inference_stats
         return (
@@ -79,7 +69,7 @@ def growth(peer: Peer) -> str:
     return str([new - old for new, old in zip(read(), before, strict=True)])
 
 
-def times(peer: Peer) -> str:
+def times(peer):
     """Whether each stage's time is positive, their sum at most the whole, and the last inference in milliseconds."""
     peer.send("ModelInfer", mixed())
     (found,) = peer.send("ModelStatistics", pb.ModelStatisticsRequest(name="mixed")).model_stats
@@ -88,16 +78,19 @@ def times(peer: Peer) -> str:
     return f"{all(part > 0 for part in parts)} {sum(parts) <= stages.success.ns} {found.last_inference > 10**12}"
 
 
-def names(response: pb.LogSettingsResponse | pb.TraceSettingResponse) -> str:
-    return " ".join(sorted(response.settings))
-
-
-def level(response: pb.TraceSettingResponse) -> list[str]:
-    return list(response.settings["trace_level"].value)
+def names(response):
+    return _sorted(response.settings)
 
 
 ON = steps(trace("trace_level", "TIMESTAMPS", model="flat"), infer(flat()), trace("trace_level", model="flat"))
 NOT_FOUND, INVALID = "NOT_FOUND", "INVALID_ARGUMENT"
+_ENDS = "real{}:FP32[-1, 4] whole{}:INT64[-1, 2] text{}:BYTES[-1, 1]"
+_TENSORS = f"OK: {_ENDS.format('', '', '')} {_ENDS.format(*['_out'] * 3)}"
+_CONFIG = "OK: mixed 8 [('real', 'TYPE_FP32', [4]), ('whole', 'TYPE_INT64', [2]), ('text', 'TYPE_STRING', [1])]"
+_LOG_NAMES = "OK: log_error log_file log_format log_info log_verbose_level log_warning"
+_TRACE_NAMES = "OK: log_frequency trace_count trace_file trace_level trace_mode trace_rate"
+_REASONS = call("RepositoryIndex", view=lambda r: bool([m for m in r.models if m.name == "broken" and m.reason]))
+_LEVEL = call("TraceSetting", view=lambda r: list(r.settings["trace_level"].value), model_name="flat")
 CASES = [
     Case("ServerLive", call("ServerLive", view=lambda r: r.live), "OK: True"),
     Case("ServerReady with a broken model", call("ServerReady", view=lambda r: r.ready), "OK: False"),
@@ -108,25 +101,16 @@ CASES = [
     Case("ModelReady, version abc", ready("flat", "abc"), INVALID, "'abc'"),
     Case("ModelReady, unknown model", ready("zz"), "OK: False"),
     Case("ModelReady, broken model", ready("broken"), "OK: False"),
-    Case(
-        "ModelMetadata: tensors with a batch",
-        metadata("mixed", view=tensors),
-        "OK: real:FP32[-1, 4] whole:INT64[-1, 2] text:BYTES[-1, 1] "
-        "real_out:FP32[-1, 4] whole_out:INT64[-1, 2] text_out:BYTES[-1, 1]",
-    ),
+    Case("ModelMetadata: tensors with a batch", metadata("mixed", view=tensors), _TENSORS),
     Case("ModelMetadata: tensors without", metadata("flat", view=tensors), "OK: x:FP32[-1] x_out:FP32[-1]"),
     Case("ModelMetadata: platform", metadata("flat", view=lambda r: r.platform)),
-    Case("ModelMetadata: versions", metadata("versioned", view=versions), "OK: 1 3"),
-    Case("ModelMetadata: of one version", metadata("versioned", "3", versions)),
+    Case("ModelMetadata: versions", metadata("versioned", view=lambda r: _sorted(r.versions)), "OK: 1 3"),
+    Case("ModelMetadata: of one version", metadata("versioned", "3", lambda r: _sorted(r.versions))),
     Case("ModelMetadata, version 003", metadata("versioned", "003"), "OK"),
     Case("ModelMetadata, version 2", metadata("versioned", "2"), NOT_FOUND, "1, 3"),
     Case("ModelMetadata, version -1", metadata("flat", "-1"), INVALID, "positive integer"),
     Case("ModelMetadata, unknown model", metadata("zz"), NOT_FOUND, "model 'zz'"),
-    Case(
-        "ModelConfig",
-        config("mixed", view=dims),
-        "OK: mixed 8 [('real', 'TYPE_FP32', [4]), ('whole', 'TYPE_INT64', [2]), ('text', 'TYPE_STRING', [1])]",
-    ),
+    Case("ModelConfig", config("mixed", view=dims), _CONFIG),
     Case("ModelConfig without a batch", config("flat", view=dims), "OK: flat 0 [('x', 'TYPE_FP32', [-1])]"),
     Case("ModelConfig: backend", config("flat", view=lambda r: r.config.backend)),
     Case("ModelConfig: priorities", config("slow", view=lambda r: r.config.dynamic_batching.priority_levels), "OK: 10"),
@@ -141,21 +125,13 @@ CASES = [
     Case("ModelStatistics, broken model", statistics("broken")),
     Case("RepositoryIndex", states("flat", "versioned", "broken")),
     Case("RepositoryIndex, ready only", states("flat", "broken", ready=True), "OK: flat/1=READY"),
-    Case(
-        "RepositoryIndex says why a model is broken",
-        call("RepositoryIndex", view=lambda r: bool([m for m in r.models if m.name == "broken" and m.reason])),
-        "OK: True",
-    ),
+    Case("RepositoryIndex says why a model is broken", _REASONS, "OK: True"),
     Case("RepositoryIndex, elsewhere", call("RepositoryIndex", repository_name="z"), "UNIMPLEMENTED", "one repository"),
     Case("health of the server", lambda peer: peer.health(""), "OK: NOT_SERVING"),
     Case("health of the service", lambda peer: peer.health(SERVICE), "OK: NOT_SERVING"),
     Case("health of a model", lambda peer: peer.health("flat")),
     Case("health of an unknown service", lambda peer: peer.health("zz")),
-    Case(
-        "LogSettings: names",
-        call("LogSettings", view=names),
-        "OK: log_error log_file log_format log_info log_verbose_level log_warning",
-    ),
+    Case("LogSettings: names", call("LogSettings", view=names), _LOG_NAMES),
     Case("LogSettings, verbosity", logged("log_verbose_level", "uint32_param", 1, 0), "OK: 1, OK: 0"),
     Case("LogSettings, a switch", logged("log_info", "bool_param", False, True), "OK: False, OK: True"),
     Case("LogSettings, format", logged("log_format", "string_param", "ISO8601", "default"), "OK: ISO8601, OK: default"),
@@ -164,12 +140,8 @@ CASES = [
     Case("LogSettings, unknown name", log("zz", bool_param=True), text="'zz'"),
     Case("LogSettings, wrong type", log("log_info", uint32_param=1), INVALID, "type bool"),
     Case("LogSettings, no value", log("log_info"), INVALID, "no value"),
-    Case(
-        "TraceSetting: names",
-        call("TraceSetting", view=names),
-        "OK: log_frequency trace_count trace_file trace_level trace_mode trace_rate",
-    ),
-    Case("TraceSetting of a model", call("TraceSetting", view=level, model_name="flat"), "OK: ['OFF']"),
+    Case("TraceSetting: names", call("TraceSetting", view=names), _TRACE_NAMES),
+    Case("TraceSetting of a model", _LEVEL, "OK: ['OFF']"),
     Case("TraceSetting, unknown model", call("TraceSetting", model_name="zz"), text="'zz'"),
     Case("TraceSetting, unknown name", trace("zz", "1"), text="'zz'"),
     Case("TraceSetting, level as it is", trace("trace_level", "OFF"), "OK"),

@@ -10,14 +10,9 @@ Both have the same names, inputs, outputs and bounds:
 - ``broken`` cannot be loaded.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import onnx
 
 from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden
@@ -59,18 +54,18 @@ MODELS = {
 }
 
 
-def output(name: str) -> str:
+def output(name):
     return f"{name}_out"
 
 
-def write_bundles(directory: Path) -> None:
+def write_bundles(directory):
     for name, shape in MODELS.items():
         for version in shape.versions:
             _write_bundle(directory / (name if shape.versions == (1,) else f"{name}-{version}"), name, version, shape)
     (directory / "broken" / "model.onnx").write_bytes(b"broken")
 
 
-def _write_bundle(path: Path, name: str, version: int, shape: Shape) -> None:
+def _write_bundle(path, name, version, shape):
     specs = {tensor: TensorSpec(tensor, *spec) for tensor, spec in shape.inputs.items()}
     most = {key: tuple(size if size > 0 else shape.rows or ELEMENTS for size in s.shape) for key, s in specs.items()}
     profile = {
@@ -86,8 +81,8 @@ def _write_bundle(path: Path, name: str, version: int, shape: Shape) -> None:
     write_bundle(path, manifest, {"model.onnx": serialized(graph), "golden.npz": golden.encode()})
 
 
-def _identity(shape: Shape) -> onnx.GraphProto:
-    def tensors(name_of: Callable[[str], str]) -> str:
+def _identity(shape):
+    def tensors(name_of):
         each = (f"{_ONNX[kind]}{list(dims)} {name_of(name)}" for name, (kind, dims) in shape.inputs.items())
         return ", ".join(each).replace("-1", "n")
 
@@ -126,7 +121,7 @@ class TritonPythonModel:
 """
 
 
-def write_repository(directory: Path) -> None:
+def write_repository(directory):
     for name, shape in MODELS.items():
         for version in shape.versions:
             (directory / name / str(version)).mkdir(parents=True)
@@ -135,7 +130,7 @@ def write_repository(directory: Path) -> None:
         (directory / name / "config.pbtxt").write_text(_config(name, shape))
 
 
-def _config(name: str, shape: Shape) -> str:
+def _config(name, shape):
     skip = 1 if shape.rows else 0
     lines = [f'name: "{name}"', 'backend: "python"', f"max_batch_size: {shape.rows}", "version_policy { all {} }"]
     for tensor, (datatype, dims) in shape.inputs.items():

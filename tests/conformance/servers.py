@@ -1,12 +1,9 @@
 """Both servers as processes, with the same models and the same features enabled."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,7 +27,7 @@ IS_INSTALLED = (TRITON / "versions.txt").is_file()
 
 
 @contextmanager
-def ours(directory: Path, transport: str) -> Iterator[str]:
+def ours(directory, transport):
     """Serve with Fewheads, and yield the address; what Triton allows is allowed, late requests included."""
     repository = directory / "repository"
     write_bundles(repository)
@@ -42,23 +39,15 @@ def ours(directory: Path, transport: str) -> Iterator[str]:
 
 
 @contextmanager
-def triton(directory: Path) -> Iterator[str]:
+def triton(directory):
     repository = directory / "repository"
     write_repository(repository)
     url = f"127.0.0.1:{free_port()}"
     site = TRITON / "lib" / "python3.11" / "site-packages"
-    command = [
-        site / "pytriton" / "tritonserver" / "bin" / "tritonserver",
-        f"--model-repository={repository}",
-        f"--backend-directory={TRITON / 'backends'}",
-        "--model-control-mode=explicit",
-        "--load-model=*",
-        "--exit-on-error=false",
-        "--allow-http=false",
-        "--allow-metrics=false",
-        "--grpc-address=127.0.0.1",
-        f"--grpc-port={url.partition(':')[2]}",
-    ]
+    command = [site / "pytriton" / "tritonserver" / "bin" / "tritonserver", f"--model-repository={repository}"]
+    command += ["--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false", "--allow-http=false"]
+    command += ["--allow-metrics=false", "--grpc-address=127.0.0.1", f"--grpc-port={url.partition(':')[2]}"]
+    command += [f"--backend-directory={TRITON / 'backends'}"]
     environment = {
         **os.environ,
         "LD_LIBRARY_PATH": str(site / "nvidia_pytriton.libs"),
@@ -74,7 +63,7 @@ def triton(directory: Path) -> Iterator[str]:
             process.wait()
 
 
-def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait(url, process, log):
     """Wait until all models but the broken one answer."""
     limit = time.monotonic() + _START_SECONDS
     with grpc.insecure_channel(url) as channel:

@@ -1,35 +1,32 @@
 """Cases about shared memory."""
 
-from __future__ import annotations
-
 import struct
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from edge.pb import inference_pb2 as pb
-from tests.conformance.peer import Action, Case, Peer, View, call, flat, memory, outcome, slow, steps, values
+from tests.conformance.peer import Case, call, flat, memory, outcome, slow, steps, values
+from tests.support.sample_requests import in_region
 
 _SIZE = 64
 _NUMBERS = np.arange(_SIZE // 4, dtype=np.float32)
 
 
-def _register(path: Path | str, size: int = _SIZE, offset: int = 0, name: str = "region") -> Action:
+def _register(path, size=_SIZE, offset=0, name="region"):
     key = f"/{path.name}" if isinstance(path, Path) else path
     return call("SystemSharedMemoryRegister", name=name, key=key, offset=offset, byte_size=size)
 
 
-def _unregister(name: str = "") -> Action:
+def _unregister(name=""):
     return call("SystemSharedMemoryUnregister", name=name)
 
 
-def _with_region(ask: Callable[[Peer, Path], str], size: int = _SIZE, offset: int = 0) -> Action:
+def _with_region(ask, size=_SIZE, offset=0):
     """Run an action with a region of 64 bytes, 0 to 15 as FP32."""
 
-    def run(peer: Peer) -> str:
+    def run(peer):
         with memory(_NUMBERS.tobytes()) as path:
             registered = _register(path, size, offset)(peer)
             try:
@@ -40,10 +37,10 @@ def _with_region(ask: Callable[[Peer, Path], str], size: int = _SIZE, offset: in
     return run
 
 
-def _registering(*regions: tuple[int, int, str]) -> Action:
+def _registering(*regions):
     """Register regions of one object by size, offset and name."""
 
-    def run(peer: Peer) -> str:
+    def run(peer):
         with memory(_NUMBERS.tobytes()) as path:
             answer = steps(*(_register(path, *region) for region in regions))(peer)
             _unregister()(peer)
@@ -52,39 +49,32 @@ def _registering(*regions: tuple[int, int, str]) -> Action:
     return run
 
 
-def _point(tensor: Any, size: int, offset: int = 0, region: str = "region") -> None:
-    tensor.parameters["shared_memory_region"].string_param = region
-    tensor.parameters["shared_memory_byte_size"].int64_param = size
-    if offset:
-        tensor.parameters["shared_memory_offset"].int64_param = offset
-
-
-def _input(size: int, offset: int = 0, region: str = "region", elements: int = 2) -> pb.ModelInferRequest:
+def _input(size, offset=0, region="region", elements=2):
     message = pb.ModelInferRequest(model_name="flat")
-    _point(message.inputs.add(name="x", datatype="FP32", shape=[elements]), size, offset, region)
+    in_region(message.inputs.add(name="x", datatype="FP32", shape=[elements]), region, size, offset or None)
     return message
 
 
-def _typed_too() -> pb.ModelInferRequest:
+def _typed_too():
     message = _input(8)
     message.inputs[0].contents.fp32_contents.extend([1.0, 2.0])
     return message
 
 
-def _output(size: int, offset: int = 0, region: str = "region") -> pb.ModelInferRequest:
+def _output(size, offset=0, region="region"):
     message = flat(8.5, 9.5)
-    _point(message.outputs.add(name="x_out"), size, offset, region)
+    in_region(message.outputs.add(name="x_out"), region, size, offset or None)
     return message
 
 
-def _infer(message: pb.ModelInferRequest, view: View | None = None) -> Action:
+def _infer(message, view=None):
     return _with_region(lambda peer, _: outcome(lambda: peer.send("ModelInfer", message), view))
 
 
-def _written(message: pb.ModelInferRequest) -> Action:
+def _written(message):
     """The contents of shared memory after an output, and its parameters in the response."""
 
-    def ask(peer: Peer, path: Path) -> str:
+    def ask(peer, path):
         response = peer.send("ModelInfer", message)
         parameters = response.outputs[0].parameters
         names = {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in parameters.items()}
@@ -94,16 +84,16 @@ def _written(message: pb.ModelInferRequest) -> Action:
     return _with_region(ask)
 
 
-def _status(peer: Peer, path: Path) -> str:
-    def read(response: pb.SystemSharedMemoryStatusResponse) -> str:
+def _status(peer, path):
+    def read(response):
         return str([(r.name, r.key == f"/{path.name}", r.offset, r.byte_size) for r in response.regions.values()])
 
     return call("SystemSharedMemoryStatus", view=read, name="region")(peer)
 
 
-def _while_in_use(peer: Peer, path: Path) -> str:
+def _while_in_use(peer, path):
     message = slow(400)
-    _point(message.outputs.add(name="steps_out"), 8)
+    in_region(message.outputs.add(name="steps_out"), "region", 8)
     flying = peer.infer(message)
     time.sleep(0.03)
     gone = _unregister("region")(peer)
@@ -112,15 +102,18 @@ def _while_in_use(peer: Peer, path: Path) -> str:
     return f"unregister {gone}, the request {answer}, written: {written}"
 
 
-def _case(name: str, action: Action, expected: str = "", text: str = "") -> Case:
+def _case(name, action, expected="", text=""):
     return Case(f"shared memory: {name}", action, expected, text)
 
 
-def _refused(name: str, action: Action, text: str, expected: str = "INVALID_ARGUMENT") -> Case:
+def _refused(name, action, text, expected="INVALID_ARGUMENT"):
     return _case(name, action, expected, text)
 
 
 _WHOLE = (_SIZE, 0, "region")
+_LARGER = "got 72 bytes from 0 on, expected a part of the 64 bytes of region 'region'"
+_CUDA = "CUDA's shared memory: "
+_CUDA_REGION = call("CudaSharedMemoryRegister", name="a", raw_handle=b"1", byte_size=8)
 CASES = [
     _case("a part of an object", _registering((32, 16, "region"))),
     _case("register twice", _registering(_WHOLE, _WHOLE), "OK, ALREADY_EXISTS", "a name that is taken"),
@@ -142,11 +135,7 @@ CASES = [
     _case("an input with an offset", _infer(_input(8, 16), values), "OK: x_out=[4.0, 5.0]"),
     _refused("an input of an unknown region", _infer(_input(8, region="zz")), "'zz'", "NOT_FOUND"),
     _refused("an input beyond the region", _infer(_input(8, _SIZE - 4)), "got 8 bytes from 60 on, expected a part of"),
-    _refused(
-        "an input larger than the region",
-        _infer(_input(_SIZE + 8, elements=_SIZE // 4 + 2)),
-        "got 72 bytes from 0 on, expected a part of the 64 bytes of region 'region'",
-    ),
+    _refused("an input larger than the region", _infer(_input(_SIZE + 8, elements=_SIZE // 4 + 2)), _LARGER),
     _refused("a negative offset", _infer(_input(8, -8)), "got 8 bytes from -8 on"),
     _refused("an offset that overflows", _infer(_input(8, 2**63 - 4)), f"got 8 bytes from {2**63 - 4} on"),
     _refused("a negative size", _infer(_input(-8)), "got -8 bytes from 0 on"),
@@ -159,11 +148,7 @@ CASES = [
     _refused("an output beyond the region", _infer(_output(8, _SIZE - 4)), "got 8 bytes from 60 on"),
     _refused("an output of an unknown region", _infer(_output(8, region="zz")), "'zz'", "NOT_FOUND"),
     _case("unregister while an output is on its way", _with_region(_while_in_use)),
-    Case("CUDA's shared memory: status", call("CudaSharedMemoryStatus", view=lambda r: len(r.regions)), "OK: 0"),
-    Case(
-        "CUDA's shared memory: register",
-        call("CudaSharedMemoryRegister", name="a", raw_handle=b"1", byte_size=8),
-        text="CUDA IPC",
-    ),
-    Case("CUDA's shared memory: unregister", call("CudaSharedMemoryUnregister", name="a"), "OK"),
+    Case(f"{_CUDA}status", call("CudaSharedMemoryStatus", view=lambda r: len(r.regions)), "OK: 0"),
+    Case(f"{_CUDA}register", _CUDA_REGION, text="CUDA IPC"),
+    Case(f"{_CUDA}unregister", call("CudaSharedMemoryUnregister", name="a"), "OK"),
 ]

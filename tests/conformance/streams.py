@@ -1,43 +1,39 @@
 """Cases about streams."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Iterable
 
 import numpy as np
-from google.protobuf.message import Message
 
 from edge.pb import inference_pb2 as pb
 from edge.protocol import FINAL_RESPONSE
-from tests.conformance.peer import Action, Case, Peer, flat, mixed, outcome, request, slow
+from tests.conformance.peer import Case, flat, mixed, outcome, request, slow
 from tests.support.sample_requests import Sender
 
 
-def _one(response: pb.ModelStreamInferResponse) -> str:
+def _one(response):
     return f"{response.infer_response.id or '-'}{' failed' if response.error_message else ''}"
 
 
-def _numbered(identity: str, message: pb.ModelInferRequest) -> pb.ModelInferRequest:
+def _numbered(identity, message):
     message.id = identity
     return message
 
 
-def _send(peer: Peer, requests: Iterable[Message | bytes], timeout: float = 30) -> str:
+def _send(peer, requests, timeout=30):
     """The status of a stream, and the ids of its responses in order, with the errors among them."""
-    answers: list[str] = []
+    answers = []
     status = outcome(lambda: answers.extend(_one(response) for response in peer.stream(requests, timeout)))
     return f"{status}: {' '.join(answers) or 'no answer'}"
 
 
-def _stream(name: str, requests: list[Message | bytes], expected: str = "") -> Case:
+def _stream(name, requests, expected=""):
     return Case(f"a stream: {name}", lambda peer: _send(peer, requests), expected)
 
 
-def _kept_open(what: str, bad: pb.ModelInferRequest) -> Case:
+def _kept_open(what, bad):
     """An error and the next response of a stream that stays open."""
 
-    def ask(peer: Peer) -> str:
+    def ask(peer):
         sender = Sender()
         responses = peer.stream(sender)
         sender.queue.put(_numbered("bad", bad))
@@ -50,8 +46,8 @@ def _kept_open(what: str, bad: pb.ModelInferRequest) -> Case:
     return Case(f"a stream: open after {what}", ask, "OK: bad failed, OK: good, OK")
 
 
-def _final(message: pb.ModelInferRequest) -> Action:
-    def ask(peer: Peer) -> str:
+def _final(message):
+    def ask(peer):
         (response,) = peer.stream([message])
         parameters = response.infer_response.parameters
         return str(parameters[FINAL_RESPONSE].bool_param) if FINAL_RESPONSE in parameters else "absent"
@@ -59,12 +55,12 @@ def _final(message: pb.ModelInferRequest) -> Action:
     return ask
 
 
-def _model_of_error(peer: Peer) -> str:
+def _model_of_error(peer):
     (response,) = peer.stream([_numbered("2", flat(model="zz"))])
     return f"model={response.infer_response.model_name!r} outputs={len(response.infer_response.outputs)}"
 
 
-def _cancelled(peer: Peer) -> str:
+def _cancelled(peer):
     """A cancelled stream: the number of runs, and the next stream."""
     outcome(lambda: peer.send("ModelInfer", slow(600)))  # after a long run, a worker computes, and not the event loop
     before = peer.executions("slow")
@@ -75,7 +71,7 @@ def _cancelled(peer: Peer) -> str:
     return f"{answer}, runs of the cancelled at most 1: {peer.executions('slow') - before <= 2}"
 
 
-def _unparseable(peer: Peer) -> str:
+def _unparseable(peer):
     first = _send(peer, [_numbered("1", flat()), b"\xff\xff\xff", _numbered("2", flat())])
     return f"{first}, then {_send(peer, [flat()])}"
 

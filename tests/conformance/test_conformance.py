@@ -1,16 +1,12 @@
 """The same cases for a real Triton and for this server on each gRPC transport."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from edge.settings import TRANSPORTS
-from tests.conformance import control, inferences, metadata, shared_memory, streams
-from tests.conformance.pages import check, differences
-from tests.conformance.peer import Case, Peer
+from tests.conformance import check, control, differences, inferences, metadata, shared_memory, streams
+from tests.conformance.peer import Peer
 from tests.conformance.servers import IS_INSTALLED, NO_TRITON, ours, triton
 
 CASES = [*metadata.CASES, *inferences.CASES, *streams.CASES, *shared_memory.CASES, *control.CASES]
@@ -20,15 +16,15 @@ TRITON = pytest.param("triton", marks=[pytest.mark.triton, pytest.mark.skipif(no
 
 
 @pytest.fixture(scope="module", params=[*TRANSPORTS, TRITON])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Peer]]:
-    name: str = request.param
+def server(request, tmp_path_factory):
+    name = request.param
     directory = tmp_path_factory.mktemp(name)
     with triton(directory) if name == "triton" else ours(directory, name) as url:
         yield name, Peer(url)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_case(server: tuple[str, Peer], case: Case) -> None:
+def test_case(server, case):
     name, peer = server
     of_triton, of_ours = DIFFERENCES.get(case.name, (case.outcome, case.outcome))
     outcome = case.action(peer)
@@ -41,5 +37,5 @@ def test_case(server: tuple[str, Peer], case: Case) -> None:
             assert "expected " in details
 
 
-def test_the_page_lists_all_differences() -> None:
+def test_the_page_lists_all_differences():
     check(PAGE, [case.name for case in CASES], [case.name for case in CASES if case.outcome])

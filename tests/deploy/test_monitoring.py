@@ -1,7 +1,5 @@
 """Prometheus with the shipped configuration: alerts, and every query of the dashboard on running servers."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -10,10 +8,8 @@ import subprocess
 import threading
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -27,7 +23,7 @@ from tests.support.boards import orin_nano
 from tests.support.metrics import wait_until
 from tests.support.models import ORACLE_BUNDLE
 from tests.support.sample_requests import parameter
-from tests.support.server_processes import Served, served
+from tests.support.server_processes import served
 from tests.support.text_model import write_sentiment_bundle
 from tests.support.tools import DEPLOY, run, tool
 
@@ -42,25 +38,25 @@ COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 SECONDS = 90.0
 
 
-def test_promtool_accepts_the_configuration_and_alerts_fire_as_in_rules_test() -> None:
+def test_promtool_accepts_the_configuration_and_alerts_fire_as_in_rules_test():
     promtool, rules_test = tool("promtool", INSTALL), Path(__file__).parent / "rules_test.yml"
     for command in (("check", "config", CONFIG), ("check", "rules", RULES), ("test", "rules", rules_test)):
         done = run(promtool, *command)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_reasons_in_alerts_exist() -> None:
+def test_reasons_in_alerts_exist():
     """An alert on an unknown reason would never fire."""
     named = {word for found in re.findall(r'reason[!=]~"([^"]+)"', RULES.read_text()) for word in found.split("|")}
     assert named
     assert {name for name in named if not hasattr(errors, name)} == {"Cancelled"}
 
 
-def test_names_in_compose_match_the_configurations() -> None:
+def test_names_in_compose_match_the_configurations():
     scraped = yaml.safe_load(CONFIG.read_text())["scrape_configs"][0]["static_configs"][0]["targets"]
     assert scraped == [f"server:{Settings.metrics_port}"]
     assert {"server", "prometheus", "grafana"} == set(COMPOSE["services"])
-    source = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yaml").read_text())["datasources"][0]
+    (source,) = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yaml").read_text())["datasources"]
     grafana = COMPOSE["services"]["grafana"]
     assert source["url"].removeprefix("$") in grafana["environment"]
     targets = filter(None, (panel.get("datasource") for panel in DASHBOARD["panels"]))
@@ -73,33 +69,33 @@ def test_names_in_compose_match_the_configurations() -> None:
     assert str(home.parent) == provider["options"]["path"]
 
 
-def expressions() -> list[str]:
+def expressions():
     found = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
     found = [one.replace("$instance", ".*").replace("$model", ".*").replace("$__rate_interval", "1m") for one in found]
     assert not [one for one in found if "$" in one]
     for variable in DASHBOARD["templating"]["list"]:
-        series, label = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"]).groups()  # type: ignore[union-attr]
+        series, label = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"]).groups()
         found.append(f"count by ({label}) ({series.replace('$instance', '.*')})")
     return found
 
 
 class Prometheus:
-    def __init__(self, port: str) -> None:
+    def __init__(self, port):
         self._api = f"http://127.0.0.1:{port}/api/v1"
 
-    def get(self, path: str, **parameters: str) -> Any:
+    def get(self, path, **parameters):
         url = f"{self._api}/{path}?{urllib.parse.urlencode(parameters)}"
         with urllib.request.urlopen(url, timeout=10) as response:
             answer = json.load(response)
         assert answer["status"] == "success", answer
         return answer["data"]
 
-    def values(self, expression: str) -> list[float]:
+    def values(self, expression):
         return [float(one["value"][1]) for one in self.get("query", query=expression)["result"]]
 
 
 @contextmanager
-def prometheus(directory: Path, targets: list[str]) -> Iterator[Prometheus]:
+def prometheus(directory, targets):
     """Run Prometheus with the shipped configuration and other addresses of servers."""
     program = tool("prometheus", INSTALL)
     config = CONFIG.read_text()
@@ -118,12 +114,12 @@ def prometheus(directory: Path, targets: list[str]) -> Iterator[Prometheus]:
 
 
 @contextmanager
-def traffic(server: Served) -> Iterator[None]:
+def traffic(server):
     """Send requests of every kind while the block runs: for each tier, invalid ones, and some that are too late."""
     done = threading.Event()
     late = parameter("timeout", int64_param=1)  # µs
 
-    def work() -> None:
+    def work():
         with Client(f"127.0.0.1:{server.ready.grpc_port}", retries=ONCE) as client:
             while not done.wait(0.1):
                 client.infer("calculator-oracle", {"expression": text(["1 + 1"])})
@@ -143,7 +139,7 @@ def traffic(server: Served) -> Iterator[None]:
         thread.join()
 
 
-def test_every_panel_of_the_dashboard_has_data(tmp_path: Path) -> None:
+def test_every_panel_of_the_dashboard_has_data(tmp_path):
     """Two servers; one has the sensors of a board that draws three times its idle power under load."""
     repository = tmp_path / "repository"
     shutil.copytree(ORACLE_BUNDLE, repository / "oracle")

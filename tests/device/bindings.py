@@ -8,8 +8,6 @@ needs the network.
 ``python -m tests.device.bindings`` derives those files again.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -19,58 +17,40 @@ import sys
 import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 #: 10.5 is the oldest one with wheels and the nearest to JetPack 6's 10.3; JetPack 7.2 has 10.16.2.
 VERSIONS = ("10.5.0", "10.16.1.11", "11.4.0.106")
 DIRECTORY = Path(__file__).with_suffix("")
+#: What the double and the programs use.
 CLASSES = (
-    "Builder",
-    "Dims",
-    "EngineInspector",
-    "IBuilderConfig",
-    "ICudaEngine",
-    "IExecutionContext",
-    "IGatherLayer",
-    "IHostMemory",
-    "ILayer",
-    "ILogger",
-    "INetworkDefinition",
-    "IOptimizationProfile",
-    "IProgressMonitor",
-    "ITensor",
-    "ITimingCache",
-    "Logger",
-    "OnnxParser",
-    "ParserError",
-    "Runtime",
+    *("Builder", "Dims", "EngineInspector", "IBuilderConfig", "ICudaEngine", "IExecutionContext", "IGatherLayer"),
+    *("IHostMemory", "ILayer", "ILogger", "INetworkDefinition", "IOptimizationProfile", "IProgressMonitor", "ITensor"),
+    *("ITimingCache", "Logger", "OnnxParser", "ParserError", "Runtime"),
+)
+ENUMS = (
+    *("BuilderFlag", "DataType", "ExecutionContextAllocationStrategy", "GatherMode", "LayerInformationFormat"),
+    *("LayerType", "MemoryPoolType", "NetworkDefinitionCreationFlag", "ProfilingVerbosity", "TensorIOMode"),
+    "TensorLocation",
 )
 
 _FUNCTIONS = (
-    "createInferBuilder_INTERNAL",
-    "createInferRefitter_INTERNAL",
-    "createInferRuntime_INTERNAL",
-    "createNvOnnxParserRefitter_INTERNAL",
-    "createNvOnnxParser_INTERNAL",
-    "getBuilderPluginRegistry",
-    "getNvOnnxParserVersion",
-    "getPluginRegistry",
-    "initLibNvInferPlugins",
+    *("createInferBuilder_INTERNAL", "createInferRefitter_INTERNAL", "createInferRuntime_INTERNAL"),
+    *("createNvOnnxParserRefitter_INTERNAL", "createNvOnnxParser_INTERNAL", "getBuilderPluginRegistry"),
+    *("getNvOnnxParserVersion", "getPluginRegistry", "initLibNvInferPlugins"),
 )
 _PLATFORMS = ("manylinux_2_31_x86_64", "manylinux_2_28_x86_64", "manylinux_2_17_x86_64")
 
 
-def read(version: str) -> dict[str, Any]:
+def read(version):
     """Return the kept surface of a version.
 
     Keys: ``names``, all names of the module; ``enums``, each a map from member to value; ``classes``, each with its
     ``methods`` (a list of parameter names for every overload) and its ``properties`` (``r`` or ``rw``).
     """
-    surface: dict[str, Any] = json.loads((DIRECTORY / f"{version}.json").read_text())
-    return surface
+    return json.loads((DIRECTORY / f"{version}.json").read_text())
 
 
-def derive(version: str, directory: Path) -> dict[str, Any]:
+def derive(version, directory):
     """Download the wheel of a version into a directory, import it in a process of its own, and return its surface."""
     with zipfile.ZipFile(_download(version, directory)) as wheel:
         wheel.extractall(directory)
@@ -86,11 +66,10 @@ def derive(version: str, directory: Path) -> dict[str, Any]:
     paths = {"LD_LIBRARY_PATH": str(stubs), "PYTHONPATH": str(directory)}
     command = [sys.executable, str(DIRECTORY.with_suffix(".py")), library.parent.name]
     done = subprocess.run(command, check=True, env={**os.environ, **paths}, stdout=subprocess.PIPE)
-    surface: dict[str, Any] = json.loads(done.stdout)
-    return surface
+    return json.loads(done.stdout)
 
 
-def write(surface: dict[str, Any], path: Path) -> None:
+def write(surface, path):
     """Write a surface with one class or enum a line, so that a difference shows where it is."""
     parts = []
     for key in ("enums", "classes"):
@@ -99,12 +78,11 @@ def write(surface: dict[str, Any], path: Path) -> None:
     path.write_text(f'{{"names": {json.dumps(surface["names"])},\n' + ",\n".join(parts) + "}\n")
 
 
-def compiler() -> str | None:
-    """Return the C compiler of this machine; None where there is none."""
+def compiler():
     return shutil.which(os.environ.get("CC", "cc"))
 
 
-def _download(version: str, directory: Path) -> Path:
+def _download(version, directory):
     python = f"{sys.version_info[0]}.{sys.version_info[1]}"
     platforms = [argument for platform in _PLATFORMS for argument in ("--platform", platform)]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
@@ -113,22 +91,18 @@ def _download(version: str, directory: Path) -> Path:
     return next(directory.glob("*.whl"))
 
 
-def _surface(module: Any) -> dict[str, Any]:
-    """Return the surface of the imported bindings."""
-    names = sorted(name for name in vars(module) if not name.startswith("_"))
-    kinds = {name: value for name in names if isinstance(value := getattr(module, name), type)}
-    enums = {name: kind for name, kind in kinds.items() if hasattr(kind, "__members__")}
-    enums["ILogger.Severity"] = module.ILogger.Severity
+def _surface(module):
+    enums = {name: getattr(module, name) for name in ENUMS} | {"ILogger.Severity": module.ILogger.Severity}
     return {
-        "names": names,
+        "names": sorted(name for name in vars(module) if not name.startswith("_")),
         "enums": {name: {m: int(v) for m, v in kind.__members__.items()} for name, kind in sorted(enums.items())},
-        "classes": {name: _class(kinds[name]) for name in CLASSES if name in kinds},
+        "classes": {name: _class(getattr(module, name)) for name in CLASSES if hasattr(module, name)},
     }
 
 
-def _class(kind: type) -> dict[str, Any]:
-    methods: dict[str, list[list[str]]] = {}
-    properties: dict[str, str] = {}
+def _class(kind):
+    methods = {}
+    properties = {}
     for name, member in sorted(vars(kind).items()):
         if name.startswith("_") and name != "__init__":
             continue
@@ -139,30 +113,21 @@ def _class(kind: type) -> dict[str, Any]:
     return {"methods": methods, "properties": properties}
 
 
-def _signatures(name: str, documentation: str) -> list[str]:
+def _signatures(name, documentation):
     lines = [line for line in documentation.splitlines() if re.match(rf"(\d+\. )?{re.escape(name)}\(", line)]
     return lines[1:] if len(lines) > 1 and "*args" in lines[0] else lines
 
 
-def _parameters(signature: str) -> list[str]:
+def _parameters(signature):
     """Return the names of the parameters in a signature as pybind11 writes it, without ``self``."""
-    depth, start, parts = 0, signature.index("(") + 1, []
-    for position in range(start, len(signature)):
-        character = signature[position]
-        if character in "([{<":
-            depth += 1
-        elif depth and character in ")]}>":
-            depth -= 1
-        elif character in ",)" and not depth:
-            parts.append(signature[start:position])
-            start = position + 1
-            if character == ")":
-                break
-    found = [re.split("[:=]", part)[0].strip() for part in parts if part.strip()]
-    return [name for name in found if name not in ("self", "/", "*")]
+    rest, before = signature.partition("(")[2], ""
+    while rest != before:
+        before, rest = rest, re.sub(r"\[[^][]*\]|\{[^{}]*\}|<[^<>]*>|\([^()]*\)", "", rest)
+    names = [re.split("[:=]", part)[0].strip() for part in rest.partition(")")[0].split(",")]
+    return [name for name in names if name not in ("", "self", "/", "*")]
 
 
-def main() -> None:
+def main():
     """Derive the kept files again; with an argument, print the surface of that package as JSON."""
     if len(sys.argv) > 1:
         print(json.dumps(_surface(__import__(sys.argv[1]))))

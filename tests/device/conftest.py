@@ -1,11 +1,6 @@
 """Fixtures for the device of these tests: the software device, or with ``-m gpu`` a real GPU."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
-from typing import Literal, NoReturn
 
 import pytest
 
@@ -13,7 +8,7 @@ from tests.device.software import SoftwareDriver, library
 
 
 @cache
-def missing() -> str | None:
+def missing():
     """Return why no test of this directory can run; None if there is a device."""
     try:
         import pycuda.driver as cuda
@@ -29,27 +24,26 @@ def missing() -> str | None:
 class Skipped(pytest.Module):
     """A file of tests that is not even imported."""
 
-    def collect(self) -> NoReturn:
+    def collect(self):
         pytest.skip(missing() or "", allow_module_level=True)
 
 
-def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+def pytest_pycollect_makemodule(module_path, parent):
     return Skipped.from_parent(parent, path=module_path) if missing() else None
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
+def pytest_itemcollected(item):
     if library() is None:
         item.add_marker("gpu")
 
 
 @pytest.fixture(scope="session")
-def device() -> Literal["software", "real"]:
-    """The kind of device."""
+def device():
     return "real" if library() is None else "software"
 
 
 @pytest.fixture
-def software() -> SoftwareDriver:
+def software():
     """The software driver; skips the test on a real device."""
     driver = library()
     if driver is None:
@@ -58,7 +52,7 @@ def software() -> SoftwareDriver:
 
 
 @pytest.fixture(autouse=True)
-def no_leaks() -> Iterator[None]:
+def no_leaks():
     """Fail a test that leaks an object on the software device, or has a defect that CUDA tolerates."""
     if (driver := library()) is None:
         yield
@@ -73,8 +67,7 @@ def no_leaks() -> Iterator[None]:
 
 
 @pytest.fixture(params=[0, 1 << 20], ids=["copies apart", "copies in the graph"])
-def captured_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+def captured_bytes(request, monkeypatch):
     """The most bytes of inputs whose copy is part of a run's graph."""
     monkeypatch.setattr("edge.runtimes.tensorrt.runner.CAPTURED_BYTES", request.param)
-    size_bytes: int = request.param
-    return size_bytes
+    return request.param

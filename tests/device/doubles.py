@@ -1,20 +1,17 @@
 """The double of TensorRT as another version than the one that is installed as ``tensorrt``."""
 
-from __future__ import annotations
-
 import os
 import sys
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 _DIRECTORY = Path(__file__).parent / "tensorrt"
 
 
 @cache
-def double(version: str) -> Any:
+def double(version):
     """Import the double as a version. Its submodules are attributes of it."""
     name = f"tensorrt_{version.replace('.', '_')}"
     spec = spec_from_file_location(name, _DIRECTORY / "__init__.py", submodule_search_locations=[str(_DIRECTORY)])

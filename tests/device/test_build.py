@@ -1,38 +1,33 @@
 """Builds of TensorRT engines in child processes, and their cache."""
 
-from __future__ import annotations
-
 import json
 import re
-import threading
-from pathlib import Path
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
+from edge.bench.profile import profile
 from edge.bundles.bundle import Bundle
 from edge.errors import BackendError
 from edge.files import sha256
 from edge.pb import inference_pb2 as pb
 from edge.runtimes.build import build, load_runner
-from edge.runtimes.runtime import BuildOptions, BuildProgress
+from edge.runtimes.runtime import BuildOptions
 from edge.runtimes.table import choose
 from edge.runtimes.tensorrt.build import compile_onnx
-from edge.runtimes.tensorrt.package import logger_of
 from edge.runtimes.tensorrt.runtime import TensorRt
 from tests.support.builds import children
 from tests.support.commands import answer, fewheads
+from tests.support.layer_shapes import LENGTHS, SHAPES, write_layer_shapes
 from tests.support.models import (
     ORACLE_BUNDLE,
     attention_onnx,
-    oracle_golden,
     oracle_manifest,
-    oracle_onnx,
     write_attention_bundle,
     write_oracle_bundle,
 )
-from tests.support.server_processes import served
+from tests.support.server_processes import check_golden, served
 
 trt = pytest.importorskip("tensorrt")
 
@@ -40,18 +35,18 @@ TARGET = "tensorrt"
 
 
 @pytest.fixture
-def oracle() -> Bundle:
+def oracle():
     return Bundle.open(ORACLE_BUNDLE)
 
 
 @pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_process(monkeypatch):
     """Build in this process, which takes a second less than a child process."""
     monkeypatch.setattr(TensorRt, "isolated_build", False)
 
 
-def test_build_is_checked_kept_and_loaded(oracle: Bundle, tmp_path: Path):
-    reported: list[BuildProgress] = []
+def test_build_is_checked_kept_and_loaded(oracle, tmp_path):
+    reported = []
     built = build(oracle, TARGET, tmp_path, progress=reported.append)
     assert not children()
     record = built.record
@@ -59,7 +54,7 @@ def test_build_is_checked_kept_and_loaded(oracle: Bundle, tmp_path: Path):
     assert record.golden.passed
     assert not any(diff.nonfinite for diff in record.golden.outputs)
     assert record.engine is not None
-    assert (record.engine.typing, record.engine.timing_cache, record.engine.warnings) == ("strong", "new", ())
+    assert (record.engine.timing_cache, record.engine.warnings) == ("new", ())
     assert {"onnx", "version", "compute_capability", "device_name", "l4t", "cuda", "precision", "profiles"} <= {
         *record.key
     }
@@ -74,7 +69,7 @@ def test_build_is_checked_kept_and_loaded(oracle: Bundle, tmp_path: Path):
 
 
 @pytest.mark.parametrize("version", ["10.3.0", "10.16.2.10", "11.4.1"])
-def test_every_version_builds(software: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str):
+def test_every_version_builds(software, tmp_path, monkeypatch, version):
     command = ("build", ORACLE_BUNDLE, "--target", TARGET, "--cache", tmp_path, "--json")
     (one,) = json.loads(answer(fewheads(*command, SOFTWARE_TENSORRT_VERSION=version)))
     built = one["build"]
@@ -87,7 +82,7 @@ def test_every_version_builds(software: object, tmp_path: Path, monkeypatch: pyt
     assert f"fewheads build {ORACLE_BUNDLE} --target {TARGET} --cache {tmp_path}" in str(error.value)
 
 
-def test_unsupported_major_versions_are_rejected(monkeypatch: pytest.MonkeyPatch, oracle: Bundle, tmp_path: Path):
+def test_unsupported_major_versions_are_rejected(monkeypatch, oracle, tmp_path):
     for version in ("8.6.2", "12.0.1"):
         monkeypatch.setattr(trt, "__version__", version)
         with pytest.raises(BackendError, match=f"got '{version}', expected version 10 or 11. Use JetPack 6.1 or newer"):
@@ -96,9 +91,9 @@ def test_unsupported_major_versions_are_rejected(monkeypatch: pytest.MonkeyPatch
 
 
 def test_timing_cache_is_reused_unless_it_is_broken_or_of_another_version(
-    software: object, in_process: None, oracle: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    software, in_process, oracle, tmp_path, caplog
 ):
-    def timing() -> str:
+    def timing():
         record = build(oracle, TARGET, tmp_path, replace=True).record
         assert record.engine is not None
         return record.engine.timing_cache
@@ -117,9 +112,7 @@ def test_timing_cache_is_reused_unless_it_is_broken_or_of_another_version(
     assert f"the timing cache {path} is broken or of another TensorRT or device" in caplog.text
 
 
-def test_skipped_tactics_are_recorded_and_reported_at_load(
-    software: object, in_process: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_skipped_tactics_are_recorded_and_reported_at_load(software, in_process, tmp_path, caplog):
     bundle = write_attention_bundle(tmp_path / "attention", 32)
     engine = build(bundle, TARGET, tmp_path / "cache", options=BuildOptions(workspace_bytes=200_000)).record.engine
     assert engine is not None
@@ -136,7 +129,7 @@ def test_skipped_tactics_are_recorded_and_reported_at_load(
     assert (again.skipped_tactics, again.notes) == (0, ())
 
 
-def test_unfused_attention_is_rejected_on_request(in_process: None, tmp_path: Path):
+def test_unfused_attention_is_rejected_on_request(in_process, tmp_path):
     fused = write_attention_bundle(tmp_path / "fused", 32)
     command = ("build", fused.path, "--target", TARGET, "--cache", tmp_path / "cache", "--require-fused-attention")
     assert "1 block, fused" in answer(fewheads(*command))
@@ -152,7 +145,7 @@ def test_unfused_attention_is_rejected_on_request(in_process: None, tmp_path: Pa
         build(unfused, TARGET, tmp_path / "cache", options=options)
 
 
-def test_attention_that_tensorrt_could_have_fused_is_noted(software: object, monkeypatch: pytest.MonkeyPatch):
+def test_attention_that_tensorrt_could_have_fused_is_noted(software, monkeypatch):
     builder = pytest.importorskip("tensorrt.builder")
     monkeypatch.setattr(builder, "fused_attention", lambda *_: [])
     rest = (16, 64)
@@ -163,24 +156,18 @@ def test_attention_that_tensorrt_could_have_fused_is_noted(software: object, mon
     assert "build it again with --replace and more --workspace-mib" in note
 
 
+@pytest.mark.usefixtures("software")
 @pytest.mark.parametrize(
-    ("name", "value", "message"),
+    ("variable", "message"),
     [
-        ("SOFTWARE_CUDA_FAIL", "cuMemHostAlloc:1:2", "out of memory"),
-        ("SOFTWARE_CUDA_FAIL", "cuDevicePrimaryCtxRetain:1:2", "out of memory"),
-        ("SOFTWARE_CUDA_FAIL", "cuMemAlloc:1:2", r"memory.*expected enough memory to build with a workspace of 64 MiB"),
-        ("SOFTWARE_CUDA_MEMORY", "4096", r"memory.*expected enough memory to build with a workspace of 64 MiB. Stop"),
+        ("FAIL=cuMemHostAlloc:1:2", "out of memory"),
+        ("FAIL=cuDevicePrimaryCtxRetain:1:2", "out of memory"),
+        ("FAIL=cuMemAlloc:1:2", r"memory.*expected enough memory to build with a workspace of 64 MiB"),
+        ("MEMORY=4096", r"memory.*expected enough memory to build with a workspace of 64 MiB. Stop"),
     ],
 )
-def test_failed_build_keeps_nothing(
-    software: object,
-    oracle: Bundle,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    value: str,
-    message: str,
-):
+def test_failed_build_keeps_nothing(oracle, tmp_path, monkeypatch, variable, message):
+    name, _, value = f"SOFTWARE_CUDA_{variable}".partition("=")
     monkeypatch.setenv(name, value)  # for the child process
     with pytest.raises(BackendError, match=message):
         build(oracle, TARGET, tmp_path, options=BuildOptions(workspace_bytes=64 << 20))
@@ -190,40 +177,18 @@ def test_failed_build_keeps_nothing(
     assert not build(oracle, TARGET, tmp_path).reused
 
 
-def test_failed_strongly_typed_build_is_repeated_weakly_typed(monkeypatch: pytest.MonkeyPatch):
-    if not hasattr(trt.BuilderFlag, "FP16"):
-        pytest.skip("TensorRT 11 has no weakly typed networks")
-    real, flags = trt.Builder.build_serialized_network, []
-
-    def build_serialized_network(builder: Any, network: Any, config: Any) -> Any:
-        if network.get_flag(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED):
-            logger_of("tensorrt").log(trt.ILogger.ERROR, "no implementation of a strongly typed node")
-            return None
-        flags.append([config.get_flag(flag) for flag in (trt.BuilderFlag.FP16, trt.BuilderFlag.INT8)])
-        return real(builder, network, config)
-
-    monkeypatch.setattr(trt.Builder, "build_serialized_network", build_serialized_network)
-    for precision, set_flags in (("fp32", [False, False]), ("fp16", [True, False]), ("int8", [True, True])):
-        options = {"flavor": "tensorrt", "compute_capability": None, "precision": precision, "subject": "model"}
-        report = compile_onnx(oracle_onnx(), oracle_manifest().profile, **options).report
-        reason = "the strongly typed build failed: no implementation of a strongly typed node"
-        assert (report.typing, report.typing_reason) == ("weak", reason)
-        assert f"weakly typed: {reason}" in report.notes
-        assert flags.pop() == set_flags
+def parameter_of(server, name):
+    config = server.stub.ModelConfig(pb.ModelConfigRequest(name="calculator-oracle")).config
+    return str(config.parameters[name].string_value)
 
 
-def test_server_builds_missing_engines_before_it_is_ready(tmp_path: Path):
+def test_server_builds_missing_engines_before_it_is_ready(tmp_path):
     write_oracle_bundle(tmp_path / "repository" / "oracle")
     options = (f"--target={TARGET}", f"--cache={tmp_path / 'cache'}", "--model-control=explicit", "--load-model=*")
     with served(tmp_path / "repository", *options) as server:
         assert list(server.ready.ready) == ["calculator-oracle:1"], server.ready.unavailable
-        config = server.stub.ModelConfig(pb.ModelConfigRequest(name="calculator-oracle")).config
-        assert config.parameters["runtime"].string_value == TARGET
-        request = pb.ModelInferRequest(model_name="calculator-oracle")
-        request.inputs.add(name="x", datatype="FP32", shape=[8, 15])
-        request.raw_input_contents.append(oracle_golden().inputs["x"].tobytes())
-        value = np.frombuffer(server.stub.ModelInfer(request).raw_output_contents[0], np.float32)
-        np.testing.assert_allclose(value, oracle_golden().outputs["value"].reshape(-1), atol=1e-4)
+        assert parameter_of(server, "runtime") == TARGET
+        check_golden(server)
         server.process.terminate()
         status, log = server.end()
         assert status == 0
@@ -231,23 +196,32 @@ def test_server_builds_missing_engines_before_it_is_ready(tmp_path: Path):
     assert len([path for path in (tmp_path / "cache").iterdir() if path.name != "timing"]) == 1
 
 
-def test_auto_falls_back_to_another_runtime_if_the_build_fails(tmp_path: Path, device: str):
+def test_auto_falls_back_to_another_runtime_if_the_build_fails(tmp_path, device):
     write_oracle_bundle(tmp_path / "repository" / "oracle")
     fails = {"SOFTWARE_CUDA_FAIL": "cuStreamCreate:1:2"} if device == "software" else {}
     with served(tmp_path / "repository", "--target=auto", f"--cache={tmp_path / 'cache'}", **fails) as server:
-        config = server.stub.ModelConfig(pb.ModelConfigRequest(name="calculator-oracle")).config
-        reason = config.parameters["runtime_reason"].string_value
-        assert (TARGET in config.parameters["runtime"].string_value) != bool(fails), reason
+        reason = parameter_of(server, "runtime_reason")
+        assert (TARGET in parameter_of(server, "runtime")) != bool(fails), reason
         assert bool(fails) == reason.startswith(f"{TARGET} failed: ")
 
 
-def test_builds_at_the_same_time_do_not_disturb_each_other(oracle: Bundle, tmp_path: Path):
-    built: list[Any] = []
-    threads = [threading.Thread(target=lambda: built.append(build(oracle, TARGET, tmp_path))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len({one.directory for one in built}) == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([built[0].directory.name, "timing"])
+def test_builds_at_the_same_time_do_not_disturb_each_other(oracle, tmp_path):
+    with ThreadPoolExecutor(3) as builders:
+        built = {builder.result().directory.name for builder in [
+            builders.submit(build, oracle, TARGET, tmp_path) for _ in range(3)
+        ]}  # fmt: skip
+    assert len(built) == 1
+    assert {path.name for path in tmp_path.iterdir()} == built | {"timing"}
     load_runner(oracle, TARGET, tmp_path).runner.close()
+
+
+def test_profile_times_every_shape_once(in_process, tmp_path):
+    directory, out = write_layer_shapes(tmp_path / "shapes"), tmp_path / "table.json"
+    options = {"target": "tensorrt", "calls": 3, "cache": tmp_path / "cache"}
+    table = profile(directory, out, **options)
+    assert (table.key["runtime"], table.key["provider"], table.key["precision"]) == ("tensorrt", "GPU", "fp32")
+    assert {(timing.shape, timing.tokens) for timing in table.timings} == {(s, n) for s in SHAPES for n in LENGTHS}
+    assert {rest.tokens for rest in table.rest} == set(LENGTHS)
+    steps = []
+    assert profile(directory, out, on_progress=lambda *now: steps.append(now[-1]), **options) == table
+    assert not steps

@@ -1,14 +1,10 @@
 """Memory, copies, events and graphs of the driver without TensorRT, so that a GPU with pycuda alone runs them, too."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from edge.datatypes import Array
 from edge.runtimes.cuda import Device, Slices
 from tests.gpu.times import COUNTS, times
 
@@ -16,7 +12,7 @@ SIZE = 1 << 16
 
 
 @pytest.fixture
-def opened() -> Iterator[Device]:
+def opened():
     device = Device()
     try:
         with device:
@@ -25,11 +21,11 @@ def opened() -> Iterator[Device]:
         device.close()
 
 
-def some(size: int = SIZE) -> Array:
+def some(size=SIZE):
     return np.random.default_rng(0).integers(256, size=size, dtype=np.uint8)
 
 
-def test_bytes_return_from_the_device_by_every_kind_of_copy(opened: Device) -> None:
+def test_bytes_return_from_the_device_by_every_kind_of_copy(opened):
     stream, data, back = opened.stream(), some(), np.zeros(SIZE, np.uint8)
     first, second = opened.allocate(SIZE), opened.allocate(SIZE)
     pinned, mapped = opened.allocate_host(SIZE), opened.allocate_host(SIZE, mapped=True)
@@ -49,7 +45,7 @@ def test_bytes_return_from_the_device_by_every_kind_of_copy(opened: Device) -> N
         memory.free()
 
 
-def test_slices_are_copied_between_different_pitches(opened: Device) -> None:
+def test_slices_are_copied_between_different_pitches(opened):
     width, lines, slices = 8, 3, 2
     source, target = opened.allocate(slices * lines * 16), opened.allocate(slices * 4 * 32)
     data, back, stream = some(slices * lines * 16), np.zeros(slices * 4 * 32, np.uint8), opened.stream()
@@ -66,14 +62,14 @@ def test_slices_are_copied_between_different_pitches(opened: Device) -> None:
     target.free()
 
 
-def test_a_graph_replays_addresses_and_a_failed_capture_leaves_a_usable_stream(opened: Device) -> None:
+def test_a_graph_replays_addresses_and_a_failed_capture_leaves_a_usable_stream(opened):
     stream, memory, pinned = opened.stream(), opened.allocate(SIZE), opened.allocate_host(SIZE)
 
-    def through_the_device() -> None:
+    def through_the_device():
         opened.copy_in(memory.address, pinned.bytes[: SIZE // 2], stream)
         opened.copy_out(pinned.bytes[SIZE // 2 :], memory.address, stream)
 
-    def failing() -> None:
+    def failing():
         through_the_device()
         raise RuntimeError("in the middle")
 
@@ -92,10 +88,10 @@ def test_a_graph_replays_addresses_and_a_failed_capture_leaves_a_usable_stream(o
     pinned.free()
 
 
-def test_another_thread_cannot_use_a_device() -> None:
+def test_another_thread_cannot_use_a_device():
     device, raised = Device(), list[str]()
 
-    def use() -> None:
+    def use():
         with pytest.raises(RuntimeError, match="belongs to the thread MainThread, but other uses it") as caught:
             device.__enter__()
         raised.append(str(caught.value))
@@ -107,7 +103,7 @@ def test_another_thread_cannot_use_a_device() -> None:
     assert raised
 
 
-def test_every_time_is_measured_with_correct_copies() -> None:
+def test_every_time_is_measured_with_correct_copies():
     found = times(repetitions=2, sizes_bytes=(4096, SIZE))
     kinds = {(one["direction"], one["host"], one["bytes"]) for one in found["copies"]}
     assert len(kinds) == len(found["copies"]) == 8

@@ -1,16 +1,13 @@
 """Decoders on TensorRT: the logits of all tokens of each row, from a cache that never leaves the device."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
-from pathlib import Path
+from collections import Counter
+from contextlib import closing
 
 import numpy as np
 import onnx
 import pytest
 
-from edge.bundles.bundle import Bundle
 from edge.bundles.programs import GenerateProgram
 from edge.errors import InvalidRequest, RunnerError
 from edge.programs.generate import generator
@@ -19,9 +16,8 @@ from edge.runner import DecoderTensors
 from edge.runtimes.build import load_runner
 from edge.runtimes.tensorrt.device import shared_device
 from edge.runtimes.tensorrt.runner import TensorRtRunner
-from tests.device.engines import engine, loaded
-from tests.device.networks import Shapes
-from tests.device.software import LAUNCH, SoftwareDriver
+from tests.device.engines import running
+from tests.device.software import LAUNCH
 from tests.support.commands import answer, fewheads
 from tests.support.decoder_rows import Rows
 from tests.support.letters_model import MAX_BATCH_SIZE, NAME, continued, inputs_of, write_letters_bundle
@@ -35,13 +31,12 @@ FEWEST_PLACES, MOST_PLACES = 32, 128
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def bundle(tmp_path_factory):
     return write_letters_bundle(tmp_path_factory.mktemp("letters") / NAME)
 
 
 @pytest.fixture(scope="module")
-def cache(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache with the engine, built in a child process."""
+def cache(bundle, tmp_path_factory):
     directory = tmp_path_factory.mktemp("cache")
     (built,) = json.loads(
         answer(fewheads("build", bundle.path, "--target", "tensorrt", "--cache", directory, "--json"))
@@ -50,21 +45,20 @@ def cache(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def runner_of(bundle: Bundle, cache: Path) -> TensorRtRunner:
+def runner_of(bundle, cache):
     runner = load_runner(bundle, "tensorrt", cache, role="backbone").runner
     assert isinstance(runner, TensorRtRunner)
     return runner
 
 
 @pytest.fixture
-def runner(bundle: Bundle, cache: Path) -> Iterator[TensorRtRunner]:
-    loaded = runner_of(bundle, cache)
-    yield loaded
-    loaded.close()
+def runner(bundle, cache):
+    with closing(runner_of(bundle, cache)) as loaded:
+        yield loaded
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_rows_that_join_and_leave_have_the_logits_of_all_their_tokens(runner: TensorRtRunner, seed: int) -> None:
+def test_rows_that_join_and_leave_have_the_logits_of_all_their_tokens(runner, seed):
     rows = Rows(runner.decoder(TENSORS))
     random = np.random.default_rng(seed)
     for _ in range(60):
@@ -79,9 +73,7 @@ def test_rows_that_join_and_leave_have_the_logits_of_all_their_tokens(runner: Te
             rows.leave(*leaving)
 
 
-def test_steps_copy_tokens_and_logits_alone_whatever_the_length_of_the_cache(
-    runner: TensorRtRunner, software: SoftwareDriver
-) -> None:
+def test_steps_copy_tokens_and_logits_alone_whatever_the_length_of_the_cache(runner, software):
     rows = Rows(runner.decoder(TENSORS))
     counted = []
     for lengths in ((3, 2), (60, 60)):
@@ -96,8 +88,8 @@ def test_steps_copy_tokens_and_logits_alone_whatever_the_length_of_the_cache(
 
 @pytest.mark.parametrize(("lengths", "copies"), [((9,), 1), ((9, 9, 9, 9), 1), ((9, 9, 4, 9), 3)])
 def test_a_step_with_a_graph_takes_five_calls_of_the_driver_and_copies_of_new_entries(
-    runner: TensorRtRunner, software: SoftwareDriver, lengths: tuple[int, ...], copies: int
-) -> None:
+    runner, software, lengths, copies
+):
     decoder = runner.decoder(TENSORS)
     decoder.add(np.ones((len(lengths), 9), np.int64), np.array(lengths))
     tokens = np.ones(len(lengths), np.int64)
@@ -107,9 +99,7 @@ def test_a_step_with_a_graph_takes_five_calls_of_the_driver_and_copies_of_new_en
     assert software.counted_with_tensorrt(lambda: decoder.step(tokens)) == LAUNCH | {"cuMemcpy3DAsync": 2 * copies}
 
 
-def test_the_cache_grows_with_the_places_up_to_those_of_the_profile_and_is_freed(
-    runner: TensorRtRunner, software: SoftwareDriver
-) -> None:
+def test_the_cache_grows_with_the_places_up_to_those_of_the_profile_and_is_freed(runner, software):
     decoder = runner.decoder(TENSORS)
     assert decoder.cache_bytes == 0
     rows, sizes = Rows(decoder), []
@@ -127,9 +117,7 @@ def test_the_cache_grows_with_the_places_up_to_those_of_the_profile_and_is_freed
     assert software.live() == empty  # nor is there a graph for memory that is freed
 
 
-def test_the_cache_shrinks_after_a_long_row_while_others_go_on(
-    runner: TensorRtRunner, software: SoftwareDriver
-) -> None:
+def test_the_cache_shrinks_after_a_long_row_while_others_go_on(runner, software):
     decoder = runner.decoder(TENSORS)
     rows = Rows(decoder)
     sizes = []
@@ -149,7 +137,7 @@ def test_the_cache_shrinks_after_a_long_row_while_others_go_on(
     assert decoder.cache_bytes == FEWEST_PLACES * PLACE_BYTES
 
 
-def test_memory_of_a_dropped_decoder_is_reused(runner: TensorRtRunner, software: SoftwareDriver) -> None:
+def test_memory_of_a_dropped_decoder_is_reused(runner, software):
     lives = []
     for _ in range(3):
         decoder = runner.decoder(TENSORS)
@@ -165,7 +153,7 @@ def test_memory_of_a_dropped_decoder_is_reused(runner: TensorRtRunner, software:
         runner.decoder(TENSORS).add(np.ones((5, 3), np.int64), np.full(5, 3))
 
 
-def test_a_row_whose_cache_has_no_numbers_leaves_none_behind(runner: TensorRtRunner) -> None:
+def test_a_row_whose_cache_has_no_numbers_leaves_none_behind(runner):
     decoder = runner.decoder(TENSORS)
     rows = Rows(decoder)
     rows.join(9, 9)
@@ -179,10 +167,10 @@ def test_a_row_whose_cache_has_no_numbers_leaves_none_behind(runner: TensorRtRun
     assert np.isfinite(decoder.step(np.array([1, 1]))).all()
 
 
-def test_a_cache_in_fp16_has_the_same_logits(bundle: Bundle, runner: TensorRtRunner) -> None:
-    smaller = loaded(engine(in_fp16((bundle.path / "decoder.onnx").read_bytes()), shapes_of(bundle)))
-    try:
-        sizes = []
+def test_a_cache_in_fp16_has_the_same_logits(bundle, runner):
+    model = in_fp16((bundle.path / "decoder.onnx").read_bytes())
+    sizes = []
+    with running(model, shapes_of(bundle)) as smaller:
         for decoder in (runner.decoder(TENSORS), smaller.decoder(TENSORS)):
             rows = Rows(decoder)
             rows.join(3, 40, 1)
@@ -191,20 +179,17 @@ def test_a_cache_in_fp16_has_the_same_logits(bundle: Bundle, runner: TensorRtRun
             rows.leave(1)
             rows.step()
             sizes.append(decoder.cache_bytes)
-        assert sizes[1] == sizes[0] // 2
-    finally:
-        smaller.close()
+    assert sizes[1] == sizes[0] // 2
 
 
-def test_prompts_and_single_tokens_have_profiles_of_their_own(bundle: Bundle) -> None:
+def test_prompts_and_single_tokens_have_profiles_of_their_own(bundle):
     shapes = dict(shapes_of(bundle))
     steps = shapes | {"tokens": ((1, 1), (1, 1), (MAX_BATCH_SIZE, 1))}
     prompts = shapes | {"tokens": ((1, 2), (1, 8), (MAX_BATCH_SIZE, 99))}
     for past, _ in TENSORS.cache:
         least, _, (rows, heads, _, width) = shapes[past]
         prompts[past] = least, least, (rows, heads, FEWEST_PLACES, width)
-    two = loaded(engine((bundle.path / "decoder.onnx").read_bytes(), prompts, steps))
-    try:
+    with running((bundle.path / "decoder.onnx").read_bytes(), prompts, steps) as two:
         rows = Rows(two.decoder(TENSORS))
         rows.join(1, 70)
         rows.join(1)  # of the profile for single tokens, too
@@ -215,16 +200,14 @@ def test_prompts_and_single_tokens_have_profiles_of_their_own(bundle: Bundle) ->
         assert [context.get_tensor_shape("tokens")[1] for context in contexts] == [70, 1]
         with pytest.raises(InvalidRequest, match=r"expected at most \[1, 99\]"):
             rows.decoder.add(np.ones((1, 100), np.int64), np.array([100]))
-    finally:
-        two.close()
 
 
-def shapes_of(bundle: Bundle) -> Shapes:
+def shapes_of(bundle):
     profile = bundle.manifest.tensors(bundle.manifest.tiers[0].artifacts[0]).profile
     return {name: (one.min, one.opt, one.max) for name, one in profile.items()}
 
 
-def in_fp16(model: bytes) -> bytes:
+def in_fp16(model):
     """Return a decoder with keys and values in FP16, which it computes with in FP32."""
     changed = onnx.load_from_string(model)
     graph, half = changed.graph, onnx.TensorProto.FLOAT16
@@ -242,25 +225,21 @@ def in_fp16(model: bytes) -> bytes:
                 graph.node.insert(0, onnx.helper.make_node("Cast", *ends, to=kind))
             else:
                 graph.node.append(onnx.helper.make_node("Cast", *reversed(ends), to=half))
-    content: bytes = changed.SerializeToString()
-    return content
+    return changed.SerializeToString()
 
 
-def test_a_prompt_that_fails_leaves_the_decoder_as_before(
-    bundle: Bundle, cache: Path, software: SoftwareDriver
-) -> None:
-    failed: dict[str, int] = {}
+def test_a_prompt_that_fails_leaves_the_decoder_as_before(bundle, cache, software):
+    failed = Counter[str]()
     for function in ("cuMemAlloc", "cuMemsetD8Async", "cuMemcpy3DAsync", "cuMemcpyDtoHAsync"):
         for nth in (1, 2, 3):
-            runner = runner_of(bundle, cache)
-            try:
+            with closing(runner_of(bundle, cache)) as runner:
                 rows = Rows(runner.decoder(TENSORS))
                 rows.join(3)
                 software.fail(function, 2, nth, times=2)
                 try:
                     rows.decoder.add(np.ones((2, 40), np.int64), np.array([40, 2]))
                 except RunnerError:
-                    failed[function] = failed.get(function, 0) + 1
+                    failed[function] += 1
                     software.clear()
                     rows.step()  # the decoder is as before
                     rows.join(70)
@@ -270,12 +249,10 @@ def test_a_prompt_that_fails_leaves_the_decoder_as_before(
                 rows.join(3, 40)
                 for _ in range(4):
                     rows.step()
-            finally:
-                runner.close()
     assert failed == {"cuMemAlloc": 2, "cuMemsetD8Async": 3, "cuMemcpy3DAsync": 3, "cuMemcpyDtoHAsync": 1}
 
 
-def test_texts_are_those_of_the_letters(bundle: Bundle, runner: TensorRtRunner) -> None:
+def test_texts_are_those_of_the_letters(bundle, runner):
     assert isinstance(bundle.manifest.program, GenerateProgram)
     program = generator(bundle, bundle.manifest.program, {"full": runner})
     prompts = ["abc", "de", "xy", "hello"]

@@ -6,9 +6,8 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
 
-from tests.device.networks import BATCHES, CLASSES, FEATURES, build, classifier, probabilities, serialized
+from tests.device.networks import BATCHES, CLASSES, FEATURES, build, classifier, model_of, probabilities
 
 cuda = pytest.importorskip("pycuda.driver")
 trt = pytest.importorskip("tensorrt")
@@ -21,25 +20,19 @@ TOLERANCE = {"fp32": 1e-5, "fp16": 2e-3, "int8": 1e-2}
 class Logger(trt.ILogger):
     def __init__(self):
         super().__init__()
-        self.errors, self.warnings = [], []
+        self.errors = []
 
     def log(self, severity, message):
-        {trt.ILogger.ERROR: self.errors, trt.ILogger.WARNING: self.warnings}.get(severity, []).append(message)
+        if severity == trt.ILogger.ERROR:
+            self.errors.append(message)
 
 
 LOGGER = Logger()  # TensorRT keeps the first one of a process
 
 
 @pytest.fixture(autouse=True)
-def logger():
-    LOGGER.errors.clear()
-    LOGGER.warnings.clear()
-    return LOGGER
-
-
-@pytest.fixture
 def context():
-    """A context of the GPU, destroyed after everything else."""
+    LOGGER.errors.clear()
     made = cuda.Device(0).retain_primary_context()
     made.push()
     yield made
@@ -51,7 +44,8 @@ def context():
 class Run:
     """An engine, an execution context without memory of its own, and buffers for the largest batch."""
 
-    def __init__(self, data, dtype=np.float32):
+    def __init__(self, data=None, dtype=np.float32, rows=None):
+        data = build(trt, LOGGER, classifier(), BATCHES) if data is None else data
         self.engine = trt.Runtime(LOGGER).deserialize_cuda_engine(data)
         self.context = self.engine.create_execution_context(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
         self.stream = cuda.Stream(1)
@@ -59,6 +53,8 @@ class Run:
         self.host = {name: cuda.pagelocked_zeros((8, size), dtype) for name, size in sizes.items()}
         self.device = {name: cuda.mem_alloc(array.nbytes) for name, array in self.host.items()}
         self.arena = cuda.mem_alloc(max(self.engine.device_memory_size_v2, 1))
+        if rows:
+            self.prepare(rows)
 
     def prepare(self, rows, missing=0, addresses=("x", "y")):
         if rows:
@@ -88,7 +84,7 @@ def batch(rows, seed=0):
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)
-def test_an_engine_computes(precision, context):
+def test_an_engine_computes(precision):
     dtype = np.float16 if precision == "fp16" else np.float32
     run = Run(build(trt, LOGGER, classifier(precision), BATCHES), dtype)
     assert trt.nptype(run.engine.get_tensor_dtype("y")) == dtype
@@ -99,7 +95,7 @@ def test_an_engine_computes(precision, context):
         np.testing.assert_allclose(run.result(rows), probabilities(batch(rows)), atol=TOLERANCE[precision])
 
 
-def test_two_profiles(context):
+def test_two_profiles():
     large = {"x": ((5, FEATURES), (8, FEATURES), (8, FEATURES))}
     small = {"x": ((1, FEATURES), (1, FEATURES), (4, FEATURES))}
     run = Run(build(trt, LOGGER, classifier(), small, large))
@@ -122,8 +118,8 @@ def test_two_profiles(context):
     ("name", "shape"),
     [*(("x", shape) for shape in [(9, FEATURES), (0, FEATURES), (4, FEATURES + 1), (4,)]), ("y", (4, 3)), ("z", (4,))],
 )
-def test_shapes_outside_the_engine_are_rejected(name, shape, context):
-    run = Run(build(trt, LOGGER, classifier(), BATCHES))
+def test_shapes_outside_the_engine_are_rejected(name, shape):
+    run = Run()
     assert not run.context.set_input_shape(name, shape)
     assert LOGGER.errors
 
@@ -131,11 +127,9 @@ def test_shapes_outside_the_engine_are_rejected(name, shape, context):
 @pytest.mark.parametrize(
     ("labels", "shapes"), [("nn", (2, 1)), ("nm", (2, 3))], ids=["dimensions of one name", "a sum of two lengths"]
 )
-def test_contradictory_shapes_are_rejected_before_a_run(labels, shapes, context):
-    inputs = [(name, TensorProto.FLOAT, [label]) for name, label in zip("ab", labels, strict=True)]
-    nodes = [helper.make_node("Add", ["a", "b"], ["y"])]
-    profile = {name: ((1,), (2,), (4,)) for name in "ab"}
-    data = build(trt, LOGGER, serialized(nodes, inputs, [("y", TensorProto.FLOAT, ["k"])], {}), profile)
+def test_contradictory_shapes_are_rejected_before_a_run(labels, shapes):
+    model = model_of(f"sum (float[{labels[0]}] a, float[{labels[1]}] b) => (float[k] y) {{ y = Add(a, b) }}")
+    data = build(trt, LOGGER, model, {name: ((1,), (2,), (4,)) for name in "ab"})
     run = trt.Runtime(LOGGER).deserialize_cuda_engine(data).create_execution_context()
     memory, stream = cuda.mem_alloc(1 << 10), cuda.Stream(1)
     for index, name in enumerate("aby"):
@@ -165,8 +159,8 @@ def test_contradictory_shapes_are_rejected_before_a_run(labels, shapes, context)
         ({"rows": 4, "missing": 1}, ""),
     ],
 )
-def test_unprepared_runs_are_rejected(prepared, reason, context):
-    run = Run(build(trt, LOGGER, classifier(), BATCHES))
+def test_unprepared_runs_are_rejected(prepared, reason):
+    run = Run()
     if not run.engine.device_memory_size_v2 and "missing" in prepared:
         pytest.skip("this engine needs no memory")
     run.prepare(**prepared)
@@ -183,16 +177,14 @@ def test_unprepared_runs_are_rejected(prepared, reason, context):
         ("device", "compute_capability", lambda: (8, 6), "8, 6]"),
     ],
 )
-def test_engines_of_other_versions_and_devices_are_rejected(
-    module, name, value, reason, context, software, monkeypatch
-):
+def test_engines_of_other_versions_and_devices_are_rejected(module, name, value, reason, software, monkeypatch):
     data = build(trt, LOGGER, classifier(), BATCHES)
     monkeypatch.setattr(f"tensorrt.{module}.{name}", value)
     assert trt.Runtime(LOGGER).deserialize_cuda_engine(data) is None
     assert reason in LOGGER.errors[-1]
 
 
-def test_build_reports_nested_phases_and_can_be_cancelled(context):
+def test_build_reports_nested_phases_and_can_be_cancelled():
     class Monitor(trt.IProgressMonitor):
         def __init__(self, limit):
             super().__init__()
@@ -219,7 +211,7 @@ def test_build_reports_nested_phases_and_can_be_cancelled(context):
     assert stopped.steps < whole.steps
 
 
-def test_build_without_a_matching_profile_is_rejected(context):
+def test_build_without_a_matching_profile_is_rejected():
     assert build(trt, LOGGER, classifier()) is None
     assert "no optimization profile has been defined" in LOGGER.errors[-1]
     wrong = FEATURES + 1
@@ -239,9 +231,8 @@ def captured(stream):
         found.append(executable)
 
 
-def test_graph_repeats_a_run_with_the_current_contents_of_memory(context):
-    run = Run(build(trt, LOGGER, classifier(), BATCHES))
-    run.prepare(4)
+def test_graph_repeats_a_run_with_the_current_contents_of_memory():
+    run = Run(rows=4)
     assert run.enqueue(batch(4))
     with captured(run.stream) as graphs:
         assert run.context.execute_async_v3(run.stream.handle), LOGGER.errors
@@ -253,9 +244,8 @@ def test_graph_repeats_a_run_with_the_current_contents_of_memory(context):
     assert not LIBCUDA.cuGraphExecDestroy(graphs[0])
 
 
-def test_capture_requires_a_run_before(context, software):
-    run = Run(build(trt, LOGGER, classifier(), BATCHES))
-    run.prepare(4)
+def test_capture_requires_a_run_before(software):
+    run = Run(rows=4)
     with captured(run.stream) as graphs:
         assert not run.context.execute_async_v3(run.stream.handle)
     assert "not permitted when stream is capturing" in LOGGER.errors[-1]
@@ -288,12 +278,11 @@ def shared_memory(run):
         (shared_memory, "two runs on unordered streams"),
     ],
 )
-def test_misuse_is_an_illegal_access(misuse, reason, context, software):
+def test_misuse_is_an_illegal_access(misuse, reason, software):
     from tensorrt import device
 
     device.faults.clear()
-    run = Run(build(trt, LOGGER, classifier(), BATCHES))
-    run.prepare(4)
+    run = Run(rows=4)
     misuse(run)
     if run.context:
         assert run.context.execute_async_v3(run.stream.handle)
@@ -302,10 +291,9 @@ def test_misuse_is_an_illegal_access(misuse, reason, context, software):
     assert reason in device.faults[-1]
 
 
-def test_context_keeps_its_engine_alive(context, software):
+def test_context_keeps_its_engine_alive(software):
     before = software.live()["bytes"]
-    run = Run(build(trt, LOGGER, classifier(), BATCHES))
-    run.prepare(4)
+    run = Run(rows=4)
     loaded = software.live()["bytes"]
     run.engine = None
     assert software.live()["bytes"] == loaded

@@ -1,28 +1,21 @@
 """Failures of the device and of its packages: a run fails alone, or the device is lost, and nothing leaks."""
 
-from __future__ import annotations
-
 import gc
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import cycle
 
 import numpy as np
 import pytest
 
 from edge.bundles.bundle import Bundle
-from edge.datatypes import Array
 from edge.errors import BackendError, RunnerError
 from edge.runtimes import cuda
-from edge.runtimes.cuda import facts
-from edge.runtimes.device_errors import fatal
+from edge.runtimes.cuda import facts, fatal
 from edge.runtimes.runtime import Product, Source
-from edge.runtimes.tensorrt.runner import TensorRtRunner
 from edge.runtimes.tensorrt.runtime import TensorRt
 from tests.device.engines import STEP_PROFILE, affine, close_to, engine, loaded, reference, rows, running, some, step
-from tests.device.software import SoftwareDriver
 from tests.support.commands import fewheads, refusal
 from tests.support.models import ORACLE_BUNDLE
 
@@ -32,31 +25,28 @@ STICKY = (700, 719, 999)
 class Scenario:
     """Everything that a runner of :func:`step` does, each time with the answer of ONNX Runtime."""
 
-    def __init__(self, runner: TensorRtRunner) -> None:
+    def __init__(self, runner):
         self.runner = runner
         self.feeds = [{"state": some(2, seed), "token": some(2, seed + 1)} for seed in range(4)]
         self.answers = list(map(reference(step()), self.feeds))
-        self.errors: list[RunnerError] = []
+        self.errors = []
 
-    def play(self) -> None:
+    def play(self):
         """Infer until a graph is launched, with one and with two runs pending, then keep a state on the device."""
         self.errors.clear()
         for work in [self._one] * 3 + [self._two] * 3 + [self._kept] * 3:
-            self._attempt(work)
+            try:
+                work()
+            except RunnerError as error:  # noqa: PERF203
+                self.errors.append(error)
 
-    def _attempt(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except RunnerError as error:
-            self.errors.append(error)
-
-    def _right(self, seed: int, outputs: Mapping[str, Array]) -> None:
+    def _right(self, seed, outputs):
         assert close_to(outputs, self.answers[seed])
 
-    def _one(self) -> None:
+    def _one(self):
         self._right(0, self.runner.infer(self.feeds[0]))
 
-    def _two(self) -> None:
+    def _two(self):
         first, second = self.runner.start(self.feeds[1]), None
         try:
             second = self.runner.start(self.feeds[2])
@@ -67,24 +57,28 @@ class Scenario:
                 if second:
                     self._right(2, second.result())
 
-    def _kept(self) -> None:
+    def _kept(self):
         outputs = self.runner.run({**self.feeds[3], "state": self.runner.upload(self.feeds[3]["state"])}, ["next"])
         assert isinstance(outputs["sum"], np.ndarray)
-        self._right(3, {"next": outputs["next"].numpy(), "sum": outputs["sum"]})  # type: ignore[union-attr]
+        self._right(3, {"next": outputs["next"].numpy(), "sum": outputs["sum"]})
 
 
-def can_lack_memory(function: str) -> bool:
+def can_lack_memory(function):
     return not re.search("kernel|Free|Destroy|Release|PushCurrent|PopCurrent", function)
 
 
-def few(count: int) -> list[int]:
+def few(count):
     """Return numbers of calls: the first ones, some between, and the last."""
     return sorted({*range(1, min(count, 8) + 1), *range(8, count, 5), count})
 
 
-def test_out_of_memory_in_any_call_of_a_run_fails_only_that_run(
-    software: SoftwareDriver, captured_bytes: int, caplog: pytest.LogCaptureFixture
-) -> None:
+@contextmanager
+def playing(data):
+    with closing(loaded(data, mapped_bytes=16)) as runner:  # one output is mapped, and everything else is copied
+        yield Scenario(runner)
+
+
+def test_out_of_memory_in_any_call_of_a_run_fails_only_that_run(software, captured_bytes, caplog):
     data = engine(step(), STEP_PROFILE)
     with playing(data) as scenario:
         calls = software.counted(scenario.play) | {"kernel": 12}
@@ -110,7 +104,7 @@ def test_out_of_memory_in_any_call_of_a_run_fails_only_that_run(
     assert "runs without CUDA graphs" in caplog.text
 
 
-def test_buffers_that_cannot_grow_leave_nothing_behind(software: SoftwareDriver) -> None:
+def test_buffers_that_cannot_grow_leave_nothing_behind(software):
     right, small, large = reference(affine()), {"x": some(1)}, {"x": some(4)}
     with running(affine(), rows(1, 2, 4), preallocates=False) as runner:
         assert close_to(runner.infer(small), right(small))
@@ -126,9 +120,7 @@ def test_buffers_that_cannot_grow_leave_nothing_behind(software: SoftwareDriver)
             assert close_to(runner.infer(feeds), right(feeds))
 
 
-def test_sticky_error_in_any_call_of_a_run_means_that_the_device_is_lost(
-    software: SoftwareDriver, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_sticky_error_in_any_call_of_a_run_means_that_the_device_is_lost(software, capfd):
     codes = cycle(STICKY)
     data = engine(step(), STEP_PROFILE)
     with playing(data) as scenario:
@@ -148,21 +140,10 @@ def test_sticky_error_in_any_call_of_a_run_means_that_the_device_is_lost(
             software.reset()
 
 
-@contextmanager
-def playing(data: bytes) -> Iterator[Scenario]:
-    runner = loaded(data, mapped_bytes=16)  # one output is mapped, and everything else is copied
-    try:
-        yield Scenario(runner)
-    finally:
-        runner.close()
-
-
 @pytest.mark.parametrize("code", [2, 719])
-def test_load_that_fails_in_any_call_leaks_nothing(
-    software: SoftwareDriver, code: int, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_load_that_fails_in_any_call_leaks_nothing(software, code, capfd):
     large = engine(affine(64, depth=3), rows(1, 8, 32, width=64))
-    runners: list[TensorRtRunner] = []
+    runners = []
     calls = software.counted(lambda: runners.append(loaded(large)))
     runners.pop().close()
     for function in calls:
@@ -171,13 +152,10 @@ def test_load_that_fails_in_any_call_leaks_nothing(
             software.fail(function, code, nth)
             if function == "cuMemAlloc" and code == 2:
                 software.fail(function, code, nth + 1)  # pycuda collects garbage and tries again
-            runner, failure = None, None
             try:
                 runner = loaded(large)
             except BackendError as error:
-                failure = "m.onnx" in str(error), bool(fatal(error))
-            if runner is None:
-                assert failure == (True, code != 2), (function, nth)
+                assert ("m.onnx" in str(error), bool(fatal(error))) == (True, code != 2), (function, nth)  # noqa: PT017
             else:
                 if code != 2:  # it was lost by the last call
                     with pytest.raises(RunnerError) as failed:
@@ -193,7 +171,7 @@ def test_load_that_fails_in_any_call_leaks_nothing(
 
 
 @pytest.fixture
-def unknown_device() -> Iterator[None]:
+def unknown_device():
     """Let the test find out about pycuda and the GPU anew."""
     for found in (cuda._import_driver, cuda.facts):
         found.cache_clear()
@@ -203,7 +181,7 @@ def unknown_device() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("unknown_device")
-def test_error_without_pycuda_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_pycuda_says_how_to_install_it(monkeypatch):
     data = engine(affine(), rows(1, 2, 4))
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "pycuda.driver", None)
@@ -216,7 +194,7 @@ def test_error_without_pycuda_says_how_to_install_it(monkeypatch: pytest.MonkeyP
     assert judged.reason.startswith("TensorRT cannot be used here (pycuda: ")
 
 
-def test_cache_key_contains_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_key_contains_the_gpu(monkeypatch):
     found = facts()
     judged = TensorRt.suitability()
     assert judged
@@ -232,13 +210,13 @@ def test_cache_key_contains_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         TensorRt.version()
 
 
-def test_error_without_a_gpu_names_the_nvidia_runtime(software: SoftwareDriver) -> None:
+def test_error_without_a_gpu_names_the_nvidia_runtime(software):
     line = refusal(fewheads("build", ORACLE_BUNDLE, "--target", "tensorrt", SOFTWARE_CUDA_DEVICES="0"), 5)
     assert "CUDA: got cuInit failed: no CUDA-capable device is detected" in line
     assert "expected an NVIDIA GPU. Start a container with the nvidia runtime" in line
 
 
-def test_error_of_a_broken_engine_says_how_to_build_it_again() -> None:
+def test_error_of_a_broken_engine_says_how_to_build_it_again():
     bundle, data = Bundle.open(ORACLE_BUNDLE), engine(affine(), rows(1, 2, 4))
     source = Source.of(bundle, TensorRt())
     for broken in (b"", b"no engine", data[: len(data) // 2]):

@@ -1,12 +1,9 @@
 """Loops on TensorRT: answers of ONNX Runtime, a state that never leaves the device, graphs of steps, and failures."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 
 import msgspec
 import numpy as np
@@ -15,10 +12,8 @@ from tritonclient.grpc.aio import InferenceServerClient
 
 pytest.importorskip("tensorrt")
 
-from edge.bundles.bundle import Bundle
-from edge.datatypes import Array
 from edge.errors import InvalidRequest, RunnerError
-from edge.programs.loop import Loop, LoopRunners, LoopSession
+from edge.programs.loop import Loop, LoopRunners
 from edge.programs.program import Joining, LoopLimits, Options
 from edge.runner import LoopTensors
 from edge.runtimes.build import load_runner
@@ -28,7 +23,7 @@ from edge.scheduling.continuous import ContinuousRun
 from edge.scheduling.job import Job
 from edge.scheduling.runs import Runs
 from edge.scheduling.tier_executor import LoopExecutor
-from tests.device.software import LAUNCH, SoftwareDriver
+from tests.device.software import LAUNCH
 from tests.support.commands import answer, fewheads
 from tests.support.in_process import running_here
 from tests.support.loop_model import ENDLESS, NAME, check_requests_that_join_and_leave, prompt, write_halving_bundle
@@ -36,16 +31,15 @@ from tests.support.sample_requests import triton_input
 
 FULL = Options("full")
 TENSORS = LoopTensors("state", "prompt", "last", "next_state", "prediction", "residual")
-ROLES = ("embed", "step")
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def bundle(tmp_path_factory):
     return write_halving_bundle(tmp_path_factory.mktemp("loop") / NAME)
 
 
 @pytest.fixture(scope="module")
-def cache(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cache(bundle, tmp_path_factory):
     """A cache with the engines of both roles, each built in a child process."""
     directory = tmp_path_factory.mktemp("cache")
     built = json.loads(answer(fewheads("build", bundle.path, "--target", "tensorrt", "--cache", directory, "--json")))
@@ -53,45 +47,40 @@ def cache(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@contextmanager
+def runners(bundle, cache):
+    both = LoopRunners(*(load_runner(bundle, "tensorrt", cache, role=role).runner for role in ("embed", "step")))
+    with closing(both.embed), closing(both.step):
+        yield both
+
+
 @pytest.fixture
-def device_runners(bundle: Bundle, cache: Path) -> Iterator[LoopRunners]:
-    with_gpu = runners(bundle, cache, "tensorrt")
-    yield with_gpu
-    close(with_gpu)
+def device_runners(bundle, cache):
+    with runners(bundle, cache) as both:
+        yield both
 
 
-def runners(bundle: Bundle, cache: Path, target: str) -> LoopRunners:
-    return LoopRunners(*(load_runner(bundle, target, cache, role=role).runner for role in ROLES))  # type: ignore[arg-type]
+def loop_of(bundle, both, check_every=1):
+    return Loop(msgspec.structs.replace(bundle.manifest.program, check_every=check_every), {"full": both})
 
 
-def close(both: LoopRunners) -> None:
-    for runner in both:
-        runner.close()
-
-
-def loop_of(bundle: Bundle, both: LoopRunners, check_every: int = 1) -> Loop:
-    return Loop(msgspec.structs.replace(bundle.manifest.program, check_every=check_every), {"full": both})  # type: ignore[arg-type, type-var]
-
-
-def limited(max_loops: int, tolerance: float = 1e-9) -> Options:
+def limited(max_loops, tolerance=1e-9):
     return Options("full", LoopLimits(max_loops, tolerance))
 
 
 @pytest.mark.parametrize("check_every", [1, 2, 3])
-def test_rows_that_join_and_leave_get_the_right_answers(
-    bundle: Bundle, device_runners: LoopRunners, check_every: int
-) -> None:
+def test_rows_that_join_and_leave_get_the_right_answers(bundle, device_runners, check_every):
     check_requests_that_join_and_leave(loop_of(bundle, device_runners, check_every), seed=check_every)
 
 
-def test_a_state_never_leaves_the_device(bundle: Bundle, device_runners: LoopRunners, software: SoftwareDriver) -> None:
+def test_a_state_never_leaves_the_device(bundle, device_runners, software):
     session = loop_of(bundle, device_runners).session(FULL)
 
-    def copies(work: Callable[[], object]) -> tuple[int, int, int]:
+    def copies(work):
         counts = software.copies(work)
         return counts["to"], counts["back"], counts["within"]
 
-    def join(name: str, inputs: Array, max_loops: int) -> None:
+    def join(name, inputs, max_loops):
         session.add([Joining(name, {"xs": inputs}, limited(max_loops))])
 
     # The prompts are mapped memory. The embedding stays on the device: three tokens of each row, in rows of five.
@@ -99,7 +88,7 @@ def test_a_state_never_leaves_the_device(bundle: Bundle, device_runners: LoopRun
     # In: where the prompts end. Back: one copy for the results of each step without a graph, and two in captures.
     assert copies(lambda: [session.step() for _ in range(12)]) == (1, 6, 0)
     join("short", prompt(1, tokens=5), 1)
-    ended: list[object] = []
+    ended = []
     # The same graph, with a surplus row less; its own copies are no calls. The last row leaves nothing to move.
     assert copies(lambda: ended.extend(one.key for _ in range(2) for one in session.step())) == (1, 0, 0)
     assert ended == ["short"]
@@ -109,9 +98,7 @@ def test_a_state_never_leaves_the_device(bundle: Bundle, device_runners: LoopRun
     assert session.rows == 1
 
 
-def test_a_step_with_a_graph_takes_five_calls_of_the_driver(
-    device_runners: LoopRunners, software: SoftwareDriver
-) -> None:
+def test_a_step_with_a_graph_takes_five_calls_of_the_driver(device_runners, software):
     loop = device_runners.step.loop(TENSORS, steps=4)
     loop.add(np.ones((3, 2, 1), np.float32), np.ones((3, 2, 1), np.float32))
     for _ in range(2):
@@ -127,9 +114,7 @@ def test_a_step_with_a_graph_takes_five_calls_of_the_driver(
         (4, {"enqueues": 8, "captures": 1, "launches": 8}),  # an even number of steps ends where it began
     ],
 )
-def test_two_buffers_alternate_in_few_graphs(
-    bundle: Bundle, device_runners: LoopRunners, check_every: int, counts: dict[str, int]
-) -> None:
+def test_two_buffers_alternate_in_few_graphs(bundle, device_runners, check_every, counts):
     session = loop_of(bundle, device_runners, check_every).session(FULL)
     shared = shared_device()
     session.add([Joining("endless", {"xs": prompt(ENDLESS, ENDLESS, ENDLESS)}, limited(10 * check_every))])
@@ -150,28 +135,25 @@ def test_two_buffers_alternate_in_few_graphs(
     assert other.rows == 0
 
 
-def test_memory_of_a_dropped_session_is_reused(
-    bundle: Bundle, device_runners: LoopRunners, software: SoftwareDriver
-) -> None:
+def test_memory_of_a_dropped_session_is_reused(bundle, device_runners, software):
     loop = loop_of(bundle, device_runners)
 
-    def abandoned() -> LoopSession:
+    def abandoned():
         session = loop.session(FULL)
         session.add([Joining("left", {"xs": np.full((4, 5, 1), np.nan, np.float32)}, FULL)])
         return session
 
     sessions, lives = [abandoned() for _ in range(2)], []
     for _ in range(6):
-        dropping = threading.Thread(target=sessions.clear)  # whichever thread drops the last reference
-        dropping.start()
-        dropping.join()
+        with ThreadPoolExecutor(1) as dropping:  # whichever thread drops the last reference
+            dropping.submit(sessions.clear).result()
         assert loop.compute({"xs": prompt(2, 1)}, FULL).outputs["prediction"].tolist() == [[15 / 8], [15 / 16]]
         sessions += [abandoned() for _ in range(2)]
         lives.append(software.live())
     assert lives[-1] == lives[2]  # when all graphs had been captured
 
 
-def test_rows_that_do_not_fit_are_rejected(device_runners: LoopRunners) -> None:
+def test_rows_that_do_not_fit_are_rejected(device_runners):
     loop = device_runners.step.loop(TENSORS)
     for shape in ((5, 3, 1), (1, 6, 1), (1, 3, 2)):
         array = np.zeros(shape, np.float32)
@@ -182,10 +164,8 @@ def test_rows_that_do_not_fit_are_rejected(device_runners: LoopRunners) -> None:
 
 
 @pytest.mark.parametrize("check_every", [1, 4])
-def test_a_failure_in_any_call_ends_the_loop_or_costs_its_graphs(
-    bundle: Bundle, cache: Path, software: SoftwareDriver, check_every: int
-) -> None:
-    def play(both: LoopRunners) -> bool:
+def test_a_failure_in_any_call_ends_the_loop_or_costs_its_graphs(bundle, cache, software, check_every):
+    def play(both):
         """Return whether a loop that replays a graph came through, with the right answers."""
         session = loop_of(bundle, both, check_every).session(FULL)
         try:
@@ -200,24 +180,19 @@ def test_a_failure_in_any_call_ends_the_loop_or_costs_its_graphs(
 
     functions = ("cuMemAlloc", "cuMemHostAlloc", "cuMemcpyDtoDAsync", "cuMemsetD8Async", "cuMemcpyHtoDAsync")
     functions += ("cuMemcpyDtoHAsync", "cuStreamBeginCapture", "cuGraphInstantiateWithFlags", "cuGraphLaunch")
-    outcomes: dict[str, set[bool]] = {}
+    outcomes = {}
     for function in functions:
         for nth in (1, 2, 3, 7, 10):
-            both = runners(bundle, cache, "tensorrt")
-            try:
+            with runners(bundle, cache) as both:
                 software.fail(function, 2, nth, times=2)
                 outcomes.setdefault(function, set()).add(play(both))
                 software.clear()
                 assert play(both), (function, nth)
-            finally:
-                close(both)
     assert outcomes["cuStreamBeginCapture"] == outcomes["cuGraphInstantiateWithFlags"] == {True}
     assert all(False in outcomes[function] for function in ("cuMemcpyDtoHAsync", "cuMemcpyDtoDAsync"))
 
 
-def test_rows_beside_one_that_cannot_be_dropped_begin_anew(
-    bundle: Bundle, device_runners: LoopRunners, software: SoftwareDriver
-) -> None:
+def test_rows_beside_one_that_cannot_be_dropped_begin_anew(bundle, device_runners, software):
     loop = loop_of(bundle, device_runners)
     executor = LoopExecutor("full", loop, BatchAssembler(bundle.manifest.inputs, {}), max_rows=4, on_gpu=True)
     run = ContinuousRun(executor, Runs(1), 0, lambda: 0.0)
@@ -234,7 +209,7 @@ def test_rows_beside_one_that_cannot_be_dropped_begin_anew(
         assert job.answer.outputs["prediction"].item() == value * (1 - 0.5**9)
 
 
-async def test_a_server_answers_from_the_device(cache: Path, tmp_path: Path, software: SoftwareDriver) -> None:
+async def test_a_server_answers_from_the_device(cache, tmp_path, software):
     nothing = software.live()
     random = np.random.default_rng(0)
     async with (
@@ -242,7 +217,7 @@ async def test_a_server_answers_from_the_device(cache: Path, tmp_path: Path, sof
         InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
     ):
 
-        async def ask(value: float, tokens: int, max_loops: int) -> None:
+        async def ask(value, tokens, max_loops):
             given = [triton_input("xs", prompt(value, tokens=tokens))]
             result = await client.infer(NAME, given, parameters={"max_loops": max_loops})
             loops = max_loops if value == ENDLESS else min(4, max_loops)

@@ -1,26 +1,25 @@
 """The TensorRT runner: correct outputs for all shapes, graphs and pending runs, and failures that leak nothing."""
 
-from __future__ import annotations
-
-import threading
-from collections.abc import Callable
-from typing import Any
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from onnx import helper
 
-from edge.datatypes import Array
 from edge.errors import BackendError, InvalidRequest, RunnerError
+from edge.programs.program import SingleRun
 from edge.runner import OverlappingRunner
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from edge.runtimes.tensorrt import engine as tensorrt_engine
 from edge.runtimes.tensorrt.device import shared_device
+from edge.scheduling.batching import BatchAssembler
+from edge.scheduling.job import Job
+from edge.scheduling.latency import LatencyModel
+from edge.scheduling.runs import Runs
+from edge.scheduling.tier_executor import TierExecutor
 from tests.device.engines import (
-    FLOAT,
     MIXED,
     STEP_PROFILE,
-    Profile,
     affine,
     close_to,
     engine,
@@ -32,18 +31,19 @@ from tests.device.engines import (
     some,
     step,
 )
-from tests.device.networks import serialized
+from tests.device.networks import model_of
 from tests.device.software import LAUNCH, SoftwareDriver, library
 from tests.support import text_model
 
 NUMPY = {"fp32": "float32", "fp16": "float16"}
-MIXED_PROFILE: Profile = {name: ((1, 1), (2, 8), (4, 16)) for name in MIXED}
+TEXTS = dict.fromkeys(("input_ids", "attention_mask"), ((1, 1), (2, 8), (text_model.MAX_BATCH_SIZE, 16)))
+MIXED_PROFILE = {name: ((1, 1), (2, 8), (4, 16)) for name in MIXED}
 
 
 @pytest.mark.usefixtures("captured_bytes")
 @pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize("mapped_bytes", [0, 100, 1 << 20])
-def test_outputs_are_those_of_onnx_runtime_for_every_datatype_and_shape(graphs: bool, mapped_bytes: int) -> None:
+def test_outputs_are_those_of_onnx_runtime_for_every_datatype_and_shape(graphs, mapped_bytes):
     onnx = mixed()
     right = reference(onnx)
     random = np.random.default_rng(0)
@@ -59,7 +59,7 @@ def test_outputs_are_those_of_onnx_runtime_for_every_datatype_and_shape(graphs: 
         assert counts == ({"enqueues": 8, "captures": 4, "launches": 8} if graphs else {"enqueues": 16})
 
 
-def test_each_shape_uses_the_smallest_profile_that_admits_it() -> None:
+def test_each_shape_uses_the_smallest_profile_that_admits_it():
     onnx = affine()
     right = reference(onnx)
     # They overlap, and the larger one comes first.
@@ -78,9 +78,8 @@ def test_each_shape_uses_the_smallest_profile_that_admits_it() -> None:
         )
 
 
-def test_engine_with_fixed_shapes() -> None:
-    nodes = [helper.make_node("Add", ["x", "x"], ["y"])]
-    onnx = serialized(nodes, [("x", FLOAT, [2, 4])], [("y", FLOAT, [2, 4])], {})
+def test_engine_with_fixed_shapes():
+    onnx = model_of("fixed (float[2, 4] x) => (float[2, 4] y) { y = Add(x, x) }")
     with running(onnx) as runner:
         for _ in range(3):
             assert close_to(runner.infer({"x": some(2)}), reference(onnx)({"x": some(2)}))
@@ -88,7 +87,7 @@ def test_engine_with_fixed_shapes() -> None:
             runner.infer({"x": some(1)})
 
 
-def test_requests_that_contradict_the_engine_are_rejected() -> None:
+def test_requests_that_contradict_the_engine_are_rejected():
     with running(affine(), rows(1, 2, 4)) as runner:
         handles = [runner.upload(some(1).astype(datatype)) for datatype in (np.float32, np.int32)]
         # They differ in one thing from what has been computed.
@@ -106,11 +105,10 @@ def test_requests_that_contradict_the_engine_are_rejected() -> None:
         assert not shared_device().counts
 
 
-def test_contradictory_shapes_are_rejected_without_harm_to_other_runs(software: SoftwareDriver) -> None:
+def test_contradictory_shapes_are_rejected_without_harm_to_other_runs(software):
     onnx = text_model.model("full")
-    shapes = ((1, 1), (2, 8), (8, 16))
     long, short = (np.ones((2, length), np.int64) for length in (16, 12))
-    with running(onnx, {"input_ids": shapes, "attention_mask": shapes}) as runner:
+    with running(onnx, TEXTS) as runner:
         right = {"input_ids": short, "attention_mask": short}
         wrong = {"input_ids": long, "attention_mask": short}
         for _ in range(3):
@@ -124,7 +122,7 @@ def test_contradictory_shapes_are_rejected_without_harm_to_other_runs(software: 
             )
             assert "Condition '==' violated: 16 != 12" in str(error.value)
         assert shared_device().counts == {"enqueues": 2, "captures": 1, "launches": 1}
-    data = engine(onnx, {"input_ids": shapes, "attention_mask": ((1, 1), (2, 8), (8, 12))})
+    data = engine(onnx, {**TEXTS, "attention_mask": ((1, 1), (2, 8), (8, 12))})
     before = software.live()
     with pytest.raises(BackendError, match=r"optimization profile 0 of model m\.onnx: .*whose largest shapes agree"):
         loaded(data)
@@ -133,11 +131,10 @@ def test_contradictory_shapes_are_rejected_without_harm_to_other_runs(software: 
 
 @pytest.mark.parametrize("index", [-1, 6, 2**40])
 @pytest.mark.parametrize("mapped_bytes", [0, 1 << 20])
-def test_indices_outside_their_table_are_rejected_before_they_reach_the_device(index: int, mapped_bytes: int) -> None:
+def test_indices_outside_their_table_are_rejected_before_they_reach_the_device(index, mapped_bytes):
     onnx = text_model.model("full")
-    shapes = ((1, 1), (2, 8), (8, 16))
     options = {"index_limits": {"input_ids": len(text_model.WORDS)}, "mapped_bytes": mapped_bytes}
-    with running(onnx, {"input_ids": shapes, "attention_mask": shapes}, **options) as runner:
+    with running(onnx, TEXTS, **options) as runner:
         feeds = {"input_ids": np.array([[0, 5]]), "attention_mask": np.array([[7, 7]])}
         wrong = {**feeds, "input_ids": np.array([[0, index]])}
         pending = runner.start(feeds)
@@ -152,7 +149,7 @@ def test_indices_outside_their_table_are_rejected_before_they_reach_the_device(i
         assert shared_device().counts["enqueues"] == 2
 
 
-def test_recurring_shapes_get_graphs_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recurring_shapes_get_graphs_up_to_a_limit(monkeypatch):
     monkeypatch.setattr(tensorrt_engine, "GRAPHS", 3)
     monkeypatch.setattr(tensorrt_engine, "_STALE_RUNS", 4)
     monkeypatch.setattr(tensorrt_engine, "_OUTPUT_SHAPES", 2)
@@ -161,7 +158,7 @@ def test_recurring_shapes_get_graphs_up_to_a_limit(monkeypatch: pytest.MonkeyPat
     with running(onnx, rows(1, 2, 8)) as runner:
         counts = shared_device().counts
 
-        def runs(*counted: int) -> dict[str, int]:
+        def runs(*counted):
             counts.clear()
             for count in counted:
                 feeds = {"x": some(count, seed=count)}
@@ -178,7 +175,7 @@ def test_recurring_shapes_get_graphs_up_to_a_limit(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("mapped_bytes", [0, 1 << 20])
-def test_a_run_with_a_graph_takes_five_calls_of_the_driver(software: SoftwareDriver, mapped_bytes: int) -> None:
+def test_a_run_with_a_graph_takes_five_calls_of_the_driver(software, mapped_bytes):
     with running(mixed(), MIXED_PROFILE, mapped_bytes=mapped_bytes) as runner:
         feeds = {name: np.ones((2, 8), NUMPY.get(name, name)) for name in MIXED}
         for _ in range(2):
@@ -194,7 +191,7 @@ def test_a_run_with_a_graph_takes_five_calls_of_the_driver(software: SoftwareDri
         assert copies == ({} if mapped_bytes else {"cuMemcpyDtoHAsync": 1, "cuMemcpyHtoDAsync": 1})
 
 
-def test_models_share_one_arena() -> None:
+def test_models_share_one_arena():
     small, large = affine(4), affine(64, seed=1, depth=3)
     with running(small, rows(1, 2, 4)) as first:
         shared = shared_device()
@@ -221,14 +218,14 @@ def test_models_share_one_arena() -> None:
 
 @pytest.mark.usefixtures("captured_bytes")
 @pytest.mark.parametrize("mapped_bytes", [0, 1 << 20])
-def test_pending_runs_have_their_own_inputs_and_outputs(mapped_bytes: int) -> None:
+def test_pending_runs_have_their_own_inputs_and_outputs(mapped_bytes):
     onnx, other = affine(), affine(seed=1)
     right, right_other = reference(onnx), reference(other)
     with (
         running(onnx, rows(1, 2, 4), mapped_bytes=mapped_bytes) as runner,
         running(other, rows(1, 2, 4), mapped_bytes=mapped_bytes) as second,
     ):
-        kept: list[tuple[dict[str, Array], dict[str, Array]]] = []
+        kept = []
         for seed in range(6):
             feeds = [{"x": some(count, seed + count)} for count in (2, 2, 3, 3)]
             answers = [answer(each) for answer, each in zip([right, right_other] * 2, feeds, strict=True)]
@@ -244,7 +241,7 @@ def test_pending_runs_have_their_own_inputs_and_outputs(mapped_bytes: int) -> No
         assert shared_device().counts["launches"] == 16
 
 
-def test_state_stays_on_the_device_bit_for_bit(device: str) -> None:
+def test_state_stays_on_the_device_bit_for_bit(device):
     """Compare 50 steps of a loop with those that go through the host."""
     tokens = [some(2, seed) for seed in range(50)]
     with running(step(), STEP_PROFILE, mapped_bytes=0) as runner:
@@ -254,12 +251,12 @@ def test_state_stays_on_the_device_bit_for_bit(device: str) -> None:
             outputs = runner.infer({"state": state, "token": token})
             state = outputs["next"]
             right.append(outputs["sum"])
-        handle: Any = runner.upload(some(2, seed=99))
+        handle = runner.upload(some(2, seed=99))
 
-        def steps() -> None:
+        def steps():
             nonlocal handle
             for token, expected in zip(tokens, right, strict=True):
-                kept: Any = runner.run({"state": handle, "token": token}, ["next"])
+                kept = runner.run({"state": handle, "token": token}, ["next"])
                 handle = kept["next"]
                 assert np.array_equal(kept["sum"], expected)
                 assert (handle.datatype, handle.shape) == ("FP32", (2, 4))
@@ -269,7 +266,7 @@ def test_state_stays_on_the_device_bit_for_bit(device: str) -> None:
         else:
             # The tokens go in, the sums come out, and nothing else moves. Two runs alternate, and for each the driver
             # is called once without a graph, once beside its capture, and once in it.
-            counts = SoftwareDriver(library()).copies(steps)  # type: ignore[arg-type]
+            counts = SoftwareDriver(library()).copies(steps)
             assert counts == {"to": 6, "back": 6, "within": 0, "slices": 0}
         assert np.array_equal(handle.numpy(), state)
         assert shared_device().counts["launches"] > 90  # the loop alternates between few buffers
@@ -277,15 +274,14 @@ def test_state_stays_on_the_device_bit_for_bit(device: str) -> None:
         assert {name: kept.shape for name, kept in all_kept.items()} == {"next": (2, 4), "sum": (2, 1)}
 
 
-def test_memory_of_dropped_handles_is_reused(software: SoftwareDriver) -> None:
+def test_memory_of_dropped_handles_is_reused(software):
     with running(step(), STEP_PROFILE) as runner:
         start = software.live()["device"]
         for count in [1, 2, 3, 4] * 6:
             kept = runner.run({"state": some(count), "token": some(count)}, ["next", "sum"])
             # Another thread may drop the last reference; the memory waits for the owner.
-            dropping = threading.Thread(target=kept.clear)
-            dropping.start()
-            dropping.join()
+            with ThreadPoolExecutor(1) as dropping:
+                dropping.submit(kept.clear).result()
         # Of 4 to 16 and of 16 to 64 bytes, rounded up to powers of two.
         assert software.live()["device"] - start == len([4, 8, 16, 32, 64])
         handles = [runner.upload(some(4)) for _ in range(30)]
@@ -295,7 +291,7 @@ def test_memory_of_dropped_handles_is_reused(software: SoftwareDriver) -> None:
         assert software.live()["device"] - start <= 9
 
 
-def test_handles_of_closed_or_other_runtimes_are_rejected() -> None:
+def test_handles_of_closed_or_other_runtimes_are_rejected():
     with running(step(), STEP_PROFILE) as runner:
         token = some(2)
         with running(step(), STEP_PROFILE) as other:
@@ -312,27 +308,14 @@ def test_handles_of_closed_or_other_runtimes_are_rejected() -> None:
             runner.run({"token": token, "state": runner.upload(some(2).reshape(4, 2))})
 
 
-def test_only_the_thread_that_loaded_a_runner_may_use_it_until_it_is_closed() -> None:
-    errors: list[BaseException] = []
-
-    def use(work: Callable[[], object]) -> None:
-        try:
-            work()
-        except RuntimeError as error:
-            errors.append(error)
-
+def test_only_the_thread_that_loaded_a_runner_may_use_it_until_it_is_closed():
     data = engine(affine(), rows(1, 2, 4))
-    runner = loaded(data)
-    feeds = {"x": some(1)}
+    runner, feeds = loaded(data), {"x": some(1)}
     pending = runner.start(feeds)
-    works: list[Callable[[], object]] = [
-        lambda: runner.infer(feeds), pending.result, lambda: runner.upload(feeds["x"]), lambda: loaded(data)
-    ]  # fmt: skip
-    for work in works:
-        thread = threading.Thread(target=use, args=(work,), name="stranger")
-        thread.start()
-        thread.join()
-    assert [str(error) for error in errors] == ["the GPU belongs to the thread MainThread, but stranger uses it"] * 4
+    works = (lambda: runner.infer(feeds), pending.result, lambda: runner.upload(feeds["x"]), lambda: loaded(data))
+    with ThreadPoolExecutor(1, "stranger") as stranger:
+        errors = [str(stranger.submit(work).exception()) for work in works]
+    assert errors == ["the GPU belongs to the thread MainThread, but stranger_0 uses it"] * 4
     assert close_to(pending.result(), reference(affine())(feeds))
     pending = runner.start(feeds)
     runner.close()
@@ -342,19 +325,52 @@ def test_only_the_thread_that_loaded_a_runner_may_use_it_until_it_is_closed() ->
             use_closed()
 
 
-def test_output_larger_than_its_buffer_is_an_error() -> None:
+def test_output_larger_than_its_buffer_is_an_error():
     """``y`` has 10 - n rows for n rows of ``x``, so its buffer, made for the most rows of ``x``, is too small."""
-    nodes = [
-        helper.make_node("Shape", ["x"], ["rows"], start=0, end=1),
-        helper.make_node("Sub", ["ten", "rows"], ["rest"]),
-        helper.make_node("Expand", ["zero", "rest"], ["zeros"]),
-        helper.make_node("ReduceSum", ["x"], ["total"], keepdims=0),
-        helper.make_node("Add", ["zeros", "total"], ["y"]),
-    ]
-    constants = {"ten": np.array([10]), "zero": np.zeros(1, np.float32)}
-    onnx = serialized(nodes, [("x", FLOAT, ["n", 4])], [("y", FLOAT, ["rest"])], constants, opset=18)
+    text = """shrinking (float[n, 4] x) => (float[rest] y) {
+        rows = Shape<start = 0, end = 1>(x) fewer = Sub(ten, rows) zeros = Expand(zero, fewer)
+        total = ReduceSum<keepdims = 0>(x) y = Add(zeros, total) }"""
+    onnx = model_of(text, opset=18, ten=np.array([10]), zero=np.zeros(1, np.float32))
     with running(onnx, rows(1, 2, 8)) as runner:
         for _ in range(3):
             assert close_to(runner.infer({"x": some(8)}), reference(onnx)({"x": some(8)}))
             with pytest.raises(RunnerError):
                 runner.infer({"x": some(1)})
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_runs_of_many_shapes_get_few_graphs_and_the_answers_of_runs_without_padding(measured):
+    onnx, most_rows, table = text_model.model("full"), text_model.MAX_BATCH_SIZE, LatencyModel()
+    right, random = reference(onnx), np.random.default_rng(0)
+    with running(onnx, TEXTS, mapped_bytes=0) as runner:
+        assembler = BatchAssembler.of(text_model.manifest(), few_shapes=True, most_rows=most_rows, latency=table)
+        executor = TierExecutor("full", SingleRun({"full": runner}), assembler, max_rows=most_rows, latency=table)
+        runs = Runs(1)
+        if measured:  # a device whose launches take all the time
+            for size in [rows * tokens for rows in range(1, most_rows + 1) for tokens in (8, 12, 16)] * 32:
+                table.observe(size, 1e-3)
+        sizes = Counter[int]()
+        for _ in range(120):
+            lengths = random.integers(1, 17, int(random.integers(1, 5)))
+            counts = random.integers(1, 3, len(lengths))
+            jobs = []
+            for count, length in zip(counts, lengths, strict=True):
+                ids, mask = random.integers(1, 6, (count, length)), np.ones((count, length), np.int64)
+                jobs.append(Job(executor, {"input_ids": ids, "attention_mask": mask}, int(count)))
+            flight = runs.start(jobs, 0)
+            assert flight
+            sizes[flight.size] += 1
+            assert runs.finish(flight, 0) == []
+            for job in jobs:
+                assert job.answer, job.error
+                outputs, alone = job.answer.outputs, right(job.inputs)
+                assert outputs.keys() == alone.keys()
+                for name, array in alone.items():
+                    np.testing.assert_allclose(outputs[name], array, rtol=1e-5, atol=1e-6)
+        graphs = shared_device().counts["captures"]
+        if measured:
+            # All but one, which shows its own time, have 1, 2, 4 or 8 rows of 16 tokens.
+            assert sum(sizes[size] for size in (16, 32, 64, 128)) >= 119
+            assert graphs == 4
+        else:
+            assert len(sizes) > 10 < graphs

@@ -1,38 +1,32 @@
 """The whole server on TensorRT: correct responses to stock clients, and failures of the device."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from pathlib import Path
+from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import grpc
 import numpy as np
 import pytest
-from tritonclient.grpc import InferInput
 from tritonclient.grpc.aio import InferenceServerClient
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
 from edge.bundles.bundle import Bundle
 from edge.datatypes import Array
 from edge.pb import inference_pb2 as pb
-from edge.programs.program import AUTO, Cascade, Options, Program, SingleRun
+from edge.programs.program import AUTO, Cascade, Options, SingleRun
 from edge.runtimes.build import build
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from edge.runtimes.tensorrt.device import shared_device
 from edge.runtimes.tensorrt.runtime import TensorRt
 from tests.device.engines import reference
-from tests.device.software import SoftwareDriver
 from tests.support import text_model
 from tests.support.in_process import running_here
 from tests.support.models import oracle_golden, write_attention_bundle, write_oracle_bundle
-from tests.support.server_processes import Served, served
-
-Start = Callable[..., AbstractContextManager[Served]]
+from tests.support.sample_requests import triton_input
+from tests.support.server_processes import check_golden, served
 
 TARGET = "tensorrt"
 REQUESTS = 10_000
@@ -41,8 +35,6 @@ CONCURRENCY = 24
 
 
 class Question(NamedTuple):
-    """A request, and ONNX Runtime's response."""
-
     model: str
     tier: str
     inputs: dict[str, Array]
@@ -50,21 +42,20 @@ class Question(NamedTuple):
     atol: float
 
 
-WRITERS: dict[str, Callable[[Path], Bundle]] = {
+WRITERS = {
     "oracle": write_oracle_bundle,
     "sentiment": text_model.write_sentiment_bundle,
     "attention": lambda directory: write_attention_bundle(directory, 16),
 }
 
 
-def write_models(repository: Path) -> None:
+def write_models(repository):
     for name, write in WRITERS.items():
         write(repository / name)
 
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache with the engines of all models and tiers."""
+def engines(tmp_path_factory):
     directory = tmp_path_factory.mktemp("engines")
     write_models(directory / "bundles")
     with pytest.MonkeyPatch.context() as patched:
@@ -75,45 +66,37 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "cache"
 
 
-def questions(repository: Path) -> list[Question]:
-    """Return requests of many shapes to each model and tier."""
+def questions(repository):
     random = np.random.default_rng(0)
     asked = []
     for path in sorted(repository.iterdir()):
         bundle = Bundle.open(path)
         manifest = bundle.manifest
         artifacts = {tier.name: bundle.artifact(TARGET, tier.name) for tier in manifest.tiers}
-        runners = {
-            name: OnnxRuntimeRunner(bundle.read(artifact.file), subject=name) for name, artifact in artifacts.items()
-        }
-        program: Program = Cascade(manifest.program, runners) if manifest.program else SingleRun(runners)
+        runners = {name: OnnxRuntimeRunner(bundle.read(each.file), subject=name) for name, each in artifacts.items()}
+        program = Cascade(manifest.program, runners) if manifest.program else SingleRun(runners)
+        atol = 2e-2 if "attention" in manifest.name else 1e-4
         for tier in [*runners, *([AUTO] if manifest.program else [])]:
             for rows in (1, 1, 1, 2, 3, 5, 8):
                 inputs = some_inputs(manifest.name, rows, random)
-                outputs = program.compute(inputs, Options(tier)).outputs
                 asked.append(
-                    Question(manifest.name, tier, inputs, outputs, 2e-2 if "attention" in manifest.name else 1e-4)
+                    Question(manifest.name, tier, inputs, program.compute(inputs, Options(tier)).outputs, atol)
                 )
     return asked
 
 
-def some_inputs(model: str, rows: int, random: np.random.Generator) -> dict[str, Array]:
+def some_inputs(model, rows, random):
     if model == "calculator-oracle":
         return {"x": oracle_golden().inputs["x"][random.integers(0, len(oracle_golden().inputs["x"]), rows)]}
     if model == "sentiment":
         shape = rows, int(random.integers(1, text_model.MAX_LENGTH + 1))
         ids = random.integers(0, len(text_model.WORDS), shape)
         return {"input_ids": ids, "attention_mask": random.integers(0, 2, shape)}
-    width = 2 * 16
-    return {"x": random.normal(size=(rows, 16, width)).astype(np.float16)}
+    return {"x": random.normal(size=(rows, 16, 2 * 16)).astype(np.float16)}
 
 
-async def ask(client: InferenceServerClient, question: Question) -> str:
-    """Send a request, compare the response, and return the tier that the server reports."""
-    tensors = []
-    for name, array in question.inputs.items():
-        tensors.append(InferInput(name, array.shape, np_to_triton_dtype(array.dtype)))
-        tensors[-1].set_data_from_numpy(array)
+async def ask(client, question):
+    tensors = [triton_input(name, array) for name, array in question.inputs.items()]
     answer = await client.infer(question.model, tensors, parameters={"tier": question.tier})
     for name, expected in question.outputs.items():
         given = answer.as_numpy(name)
@@ -122,9 +105,7 @@ async def ask(client: InferenceServerClient, question: Question) -> str:
     return str(answer.get_response().parameters["tier"].string_param)
 
 
-async def test_mixed_requests_get_correct_responses_and_leak_nothing(
-    engines: Path, tmp_path: Path, software: SoftwareDriver
-) -> None:
+async def test_mixed_requests_get_correct_responses_and_leak_nothing(engines, tmp_path, software):
     """Three models and their tiers, with batches, cancelled calls and reloads."""
     random = np.random.default_rng(1)
     nothing = software.live()
@@ -132,10 +113,9 @@ async def test_mixed_requests_get_correct_responses_and_leak_nothing(
         asked = questions(tmp_path / "repository")
         async with InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client:
             left = REQUESTS
-            answered: dict[str, int] = {}
-            cancelled = 0
+            answered, cancelled = Counter[str](), 0
 
-            async def work() -> None:
+            async def work():
                 nonlocal left, cancelled
                 while left > 0:
                     left -= 1
@@ -149,10 +129,10 @@ async def test_mixed_requests_get_correct_responses_and_leak_nothing(
                     except asyncio.CancelledError:
                         cancelled += 1
                     else:
-                        answered[question.model] = answered.get(question.model, 0) + 1
+                        answered[question.model] += 1
                         assert question.tier in (tier, AUTO) or question.model != "sentiment"
 
-            async def reload() -> None:
+            async def reload():
                 for name in ("sentiment", "calculator-oracle", "attention-16"):
                     await asyncio.sleep(0.5)
                     await client.load_model(name)
@@ -177,10 +157,10 @@ async def test_mixed_requests_get_correct_responses_and_leak_nothing(
 
 
 @pytest.fixture
-def start(engines: Path, tmp_path: Path, software: SoftwareDriver) -> Start:
+def start(engines, tmp_path, software):
     """``start("oracle", SOFTWARE_CUDA_MEMORY="40000")`` serves models with their engines on the software device."""
 
-    def start(*names: str, options: tuple[str, ...] = (), **environment: str) -> AbstractContextManager[Served]:
+    def start(*names, options=(), **environment):
         for name in names:
             WRITERS[name](tmp_path / "repository" / name)
         always = (f"--target={TARGET}", f"--cache={engines}", "--no-build")
@@ -189,23 +169,18 @@ def start(engines: Path, tmp_path: Path, software: SoftwareDriver) -> Start:
     return start
 
 
-def failure_of(server: Served) -> grpc.RpcError | None:
+def failure_of(server):
     """Send the golden inputs; return the error, or None if the response is correct."""
-    tokens = oracle_golden().inputs["x"]
-    request = pb.ModelInferRequest(model_name="calculator-oracle", raw_input_contents=[tokens.tobytes()])
-    request.inputs.add(name="x", datatype="FP32", shape=tokens.shape)
     try:
-        response = server.stub.ModelInfer(request)
+        check_golden(server)
     except grpc.RpcError as error:
         return error
-    value = np.frombuffer(response.raw_output_contents[0], np.float32)
-    np.testing.assert_allclose(value, oracle_golden().outputs["value"].reshape(-1), atol=1e-4)
     return None
 
 
-def test_lost_device_ends_the_server_with_exit_code_8(start: Start) -> None:
+def test_lost_device_ends_the_server_with_exit_code_8(start):
     with start("oracle", SOFTWARE_CUDA_FAIL="kernel:40:700") as server:
-        errors: list[grpc.RpcError] = []
+        errors = []
         begun = time.monotonic()
         while len(errors) < 3 and time.monotonic() - begun < 30:
             if error := failure_of(server):
@@ -219,7 +194,7 @@ def test_lost_device_ends_the_server_with_exit_code_8(start: Start) -> None:
     assert "nothing can be computed any more" in log
 
 
-def test_lack_of_memory_fails_one_request_only(start: Start) -> None:
+def test_lack_of_memory_fails_one_request_only(start):
     with start("oracle", SOFTWARE_CUDA_FAIL="cuEventRecord:40:2") as server:
         (error,) = filter(None, [failure_of(server) for _ in range(60)])
         assert error.code() == grpc.StatusCode.INTERNAL
@@ -231,7 +206,7 @@ def test_lack_of_memory_fails_one_request_only(start: Start) -> None:
     assert "PyCUDA" not in log
 
 
-def test_model_without_memory_does_not_affect_others(start: Start) -> None:
+def test_model_without_memory_does_not_affect_others(start):
     with start("oracle", "attention", options=("--no-strict-readiness",), SOFTWARE_CUDA_MEMORY="40000") as server:
         assert [*server.ready.ready] == ["calculator-oracle:1"], server.ready
         assert "Unload other models, or build smaller profiles" in str(server.ready.unavailable)
@@ -240,10 +215,10 @@ def test_model_without_memory_does_not_affect_others(start: Start) -> None:
         assert server.end()[0] == 0
 
 
-async def test_invalid_requests_fail_alone(engines: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_invalid_requests_fail_alone(engines, tmp_path, caplog):
     """Shapes outside the profile, shapes that contradict each other, and in shared runs unknown token ids."""
 
-    def question(ids: list[int], length: int) -> Question:
+    def question(ids, length):
         inputs = {"input_ids": np.array([ids]), "attention_mask": np.ones((1, length), np.int64)}
         valid = len(ids) == length and max(ids) < len(text_model.WORDS)
         return Question("sentiment", "full", inputs, reference(text_model.model("full"))(inputs) if valid else {}, 1e-4)

@@ -1,10 +1,12 @@
 """Access control of a server: every RPC and page by token and scope, and dangerous requests without any option."""
 
+import http.client
 import json
 import re
 import time
 import urllib.error
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -22,6 +24,7 @@ from edge.security.access import INFER_STREAM, OPEN, RPC_SCOPES, TELEMETRY_WATCH
 from edge.security.tokens import SCOPES
 from edge.server import Ready
 from edge.settings import TRANSPORTS
+from tests.support import http_requests
 from tests.support.models import ORACLE_BUNDLE
 from tests.support.sample_requests import (
     HEALTH_NAME,
@@ -196,6 +199,22 @@ def test_rate_limit_counts_calls_and_streams(tmp_path, with_tokens, allowed):
         assert 80_000 < int(dict(caught.value.trailing_metadata())["retry-after-ms"]) <= 100_000
     assert seen.count(grpc.StatusCode.OK) == allowed
     assert seen.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 10 - allowed
+
+
+def test_clients_without_tokens_have_one_rate_for_each_address_over_http_and_grpc(tmp_path):
+    arguments = ["--rate-limit=0.01:3", "--http-port=0"]
+
+    def post(source):
+        address = "127.0.0.1", ready.http_port
+        with closing(http.client.HTTPConnection(*address, timeout=10, source_address=(source, 0))) as connection:
+            connection.request("POST", http_requests.INFER, json.dumps(http_requests.good()))
+            return connection.getresponse().status
+
+    with running_server([ORACLE_BUNDLE], cache=tmp_path / "cache", arguments=arguments) as ready:
+        with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
+            inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(good(), timeout=10)
+        statuses = [post(source) for source in ("127.0.0.1",) * 3 + ("127.0.0.2",) * 4]
+    assert statuses == [200, 200, 429, 200, 200, 200, 429]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -1,6 +1,7 @@
 """Builds: the cache, its records, loading, and builds in a child process that may be killed."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -295,6 +296,40 @@ def test_child_without_memory_reports_it(oracle, tmp_path):
             messages.recv_bytes()
     assert "got a build process without memory, expected a build that ends. Stop other models" in str(failure.error)
     assert child.returncode == BackendError.exit_code
+
+
+LIMIT = build_child.MAX_MESSAGE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("sends", "error"),
+    [
+        (
+            f"b' ' * {LIMIT + 1}",
+            f"of its build process: got more than {LIMIT} bytes, expected JSON of at most {LIMIT} ",
+        ),
+        ("b'{'", "of its build process: got Input data was truncated, expected JSON"),
+        (f"b'{{}}'.rjust({LIMIT})", "got none, expected its build in"),
+    ],
+)
+def test_messages_of_a_child_are_limited(oracle, tmp_path, monkeypatch, sends, error):
+    monkeypatch.setattr(OnnxRuntimeCpu, "isolated_build", True)
+    code = "import sys; from multiprocessing.connection import Connection\n"
+    code += f"Connection(int(sys.argv[1])).send_bytes({sends}); sys.stdin.read()"
+    monkeypatch.setattr(build_child, "start", lambda request, start=build_child.start: start(request, "-c", code))
+    with pytest.raises(BackendError, match=f"model .*onnx.*{re.escape(error)}"):
+        build(oracle, ORT, tmp_path)
+
+
+def test_long_record_of_a_child_is_cut(oracle, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(OnnxRuntimeCpu, "isolated_build", True)
+    code = "from edge.runtimes import build_process\n"
+    code += "build_process.build_here = lambda *_: build_process.log.warning(chr(1) * 10**6)\n"
+    code += "build_process.main()"
+    monkeypatch.setattr(build_child, "start", lambda request, start=build_child.start: start(request, "-c", code))
+    with pytest.raises(BackendError, match="got none, expected its build in"):
+        build(oracle, ORT, tmp_path)
+    assert "(1000000 characters)" in caplog.text
 
 
 def test_memory_is_checked_before_a_build(oracle, tmp_path, monkeypatch):

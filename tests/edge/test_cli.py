@@ -6,17 +6,12 @@ import json
 import os
 import re
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import grpc
 import msgspec
 import pytest
 
@@ -25,7 +20,6 @@ from edge.__main__ import GROUPS, grouped
 from edge.bundles.bundle import write_bundle
 from edge.bundles.manifest import Tier, schema
 from edge.cli import output
-from edge.pb import inference_pb2
 from tests.data.make_broken_bundles import MEASURED, PREDICTION, Good
 from tests.support.commands import SECONDS, answer, closed_address, fewheads, mistake, python, refusal, run, shown
 from tests.support.marks import with_rtx
@@ -196,47 +190,6 @@ def test_missing_server_exits_with_6() -> None:
             assert "fewheads serve REPOSITORY" in line
 
 
-def test_control_characters_of_a_server_are_escaped() -> None:
-    evil = "\x1b[2J\x07evil\r\n\u202e" + "x" * 300
-    models = inference_pb2.RepositoryIndexResponse(models=[{"name": evil, "state": evil}]).SerializeToString()
-
-    class Handler(grpc.GenericRpcHandler):
-        def service(self, details: Any) -> Any:
-            def behave(request: bytes, context: Any) -> bytes:
-                if not details.method.endswith("RepositoryIndex"):
-                    context.abort(grpc.StatusCode.PERMISSION_DENIED, evil)
-                return models
-
-            return grpc.unary_unary_rpc_method_handler(behave)
-
-    server = grpc.server(ThreadPoolExecutor(4), handlers=[Handler()])
-    url = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    refused = refusal(fewheads("infer", ORACLE, "1", "--url", url), 7)
-    listed = fewheads("info", "--url", url)
-    server.stop(None)
-    assert "The server says: \\x1b[2J\\x07evil\\r\\n\\u202e" + "x" * 300 + ". " in refused
-    assert "evil" in answer(listed)
-    for text in (refused, listed.stdout, listed.stderr):
-        assert not {"\x1b", "\x07", "\r", "\u202e"} & set(text)
-
-
-def test_ctrl_c_exits_with_130() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        command = [sys.executable, "-m", "edge", "infer", ORACLE, "1", f"--url=127.0.0.1:{listener.getsockname()[1]}"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        try:
-            with listener.accept()[0]:
-                time.sleep(0.5)  # the client waits by then
-                process.send_signal(signal.SIGINT)
-                out, error = process.communicate(timeout=SECONDS)
-        finally:
-            process.kill()
-            process.communicate()
-    assert (process.returncode, out) == (130, ""), error
-    assert "Traceback" not in error
-
-
 def test_info_shows_bundles(tmp_path: Path) -> None:
     text = shown("info", ORACLE_BUNDLE, write_bundle_of_roles(tmp_path / "oracle").path)
     assert text.startswith(f"calculator-oracle version 1 in {ORACLE_BUNDLE}\n")
@@ -292,25 +245,22 @@ def test_info_shows_models_and_memory_of_a_server(url: str) -> None:
 
 
 def test_lines_have_the_current_task_its_position_and_its_note(monkeypatch, capsys):
-    def lines(needed):
-        """Wait until so many lines were printed, and return them."""
-        found, deadline = [], time.monotonic() + 10
-        while len(found) < needed:
-            assert time.monotonic() < deadline, found
+    def line():
+        """Return the second line from now: the first may be of an earlier state."""
+        lines = []
+        while len(lines) < 2:
             time.sleep(0.01)
-            found += capsys.readouterr().err.splitlines()
-        return found
+            lines += capsys.readouterr().err.splitlines()
+        return lines[-1]
 
     monkeypatch.setattr(output, "LINE_SECONDS", 0.02)
     with output.progress() as bar:
+        bar.add_task("one", total=None, note="")
+        assert re.fullmatch(r"one: 0:00:\d\d", line())
         first, second, _ = (bar.add_task(name, total=4, note="") for name in ("first", "second", "third"))
         bar.update(first, completed=4)
         bar.update(second, completed=3, note="nearly")
-        assert re.fullmatch(r"second: 3 of 4, nearly, 0:00:\d\d(, about 0:00:\d\d left)?", lines(3)[-1])
-    capsys.readouterr()
-    with output.progress() as bar:
-        bar.add_task("one", total=None, note="")
-        assert all(re.fullmatch(r"one: 0:00:\d\d", line) for line in lines(3))
+        assert re.fullmatch(r"second: 3 of 4, nearly, 0:00:\d\d(, about 0:00:\d\d left)?", line())
     capsys.readouterr()
     time.sleep(0.1)
     assert capsys.readouterr().err == ""
@@ -318,9 +268,9 @@ def test_lines_have_the_current_task_its_position_and_its_note(monkeypatch, caps
 
 def test_table_of_fields(capsys):
     latency = SimpleNamespace(p99_9_ms=1234.4)
-    rows = [SimpleNamespace(latency=latency, tiers={"lean": 2, "full": 1}, name="[red]", more=None)]
+    rows = [SimpleNamespace(latency=latency, tiers={"lean": 2, "full": 1}, name="[red]\x1b[2J\u202e", more=None)]
     output.print_fields("title", ("latency.p99_9_ms", "tiers", "name", "more"), rows)
     title, _, heads, _, cells, _ = capsys.readouterr().out.splitlines()
     assert title == "title"
     assert re.split(r"\s*[│┃]\s*", heads)[1:-1] == ["p99.9 ms", "tiers", "name", "more"]
-    assert re.split(r"\s*[│┃]\s*", cells)[1:-1] == ["1234", "full 1, lean 2", "[red]", ""]
+    assert re.split(r"\s*[│┃]\s*", cells)[1:-1] == ["1234", "full 1, lean 2", "[red]\\x1b[2J\\u202e", ""]

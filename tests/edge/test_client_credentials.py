@@ -143,7 +143,6 @@ def test_error_of_a_failed_call() -> None:
         ("UNAVAILABLE", "Connection reset by peer", True, "The server ended the connection during or after the TLS"),
         ("UNAVAILABLE", "Connection reset by peer", False, "Is it running? `fewheads serve REPOSITORY` starts one"),
         ("UNAVAILABLE", "ipv6:[::1]:1: Connection refused", False, "No server listens on ::1, the last address"),
-        ("UNAVAILABLE", "boards is not in peer certificate", True, "The server's certificate is for another name."),
         ("UNAVAILABLE", "Received http2 header with status: 502", False, "A web server or proxy answered"),
         ("UNIMPLEMENTED", "Received http2 header with status: 404", False, "A web server or proxy answered"),
         ("UNAVAILABLE", "m: got 1, expected 2. Fix it", False, "got UNAVAILABLE, expected an answer. The server says"),

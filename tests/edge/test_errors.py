@@ -18,17 +18,15 @@ from edge.__main__ import cli
 from edge.connections.quota import Quota
 from edge.errors import INTERNAL, FewheadsError, InvalidRequest, Raw, RequestError, RunnerError, Whole, printable
 from edge.health.health import Health
-from edge.health.supervisor import Supervisor
-from edge.health.systemd import Notifier
+from edge.health.supervisor import Notifier, Supervisor
 from edge.instruments.memory import MemorySampler
 from edge.instruments.sensors import Sensors
 from edge.pb import inference_pb2 as pb
 from edge.protocol import INFERENCE, TELEMETRY
 from edge.repository.loader import Loader
 from edge.repository.repository import Repository
-from edge.rpc.inference_servicer import InferenceServicer
-from edge.rpc.servicers import TelemetryServicer
-from edge.runtimes.device_errors import fatal, fatal_name, is_out_of_memory
+from edge.rpc.servicers import InferenceServicer, TelemetryServicer
+from edge.runtimes.cuda import fatal, fatal_name, is_out_of_memory
 from edge.scheduling.scheduler import Scheduler
 from edge.serving.call import Call
 from edge.serving.inference import InferenceService
@@ -212,7 +210,7 @@ def test_shutdown_ends_although_the_health_cannot_be_read():
     done = python(
         """
 import time
-from edge.health.watchdog import Watchdog
+from edge.health.supervisor import Watchdog
 
 class Unreadable:
     def failure(self, seconds):

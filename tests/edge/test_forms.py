@@ -14,7 +14,7 @@ from edge.datatypes import TensorSpec
 from edge.errors import DeadlineExceeded, InvalidRequest, ModelNotReady, NotFound
 from edge.pb import inference_pb2 as pb
 from edge.serving import forms
-from edge.serving.request import InferRequest, InputTensor, request_of
+from edge.serving.request import InputTensor, UncheckedRequest, request_of
 from edge.serving.shared_memory import DIRECTORY, SharedMemory
 from edge.serving.wire import Sent, sent_inputs, to_raw
 from tests.support.in_process import running_service
@@ -55,7 +55,7 @@ def declared(array):
     """A request as HTTP makes it of JSON."""
     (tensor,) = request_of(good()).inputs
     tensor = tensor._replace(shape=array.shape, contents=array)
-    return InferRequest(ORACLE, "", "", {}, [tensor], [])
+    return UncheckedRequest(ORACLE, "", "", {}, [tensor], [])
 
 
 def value(response):

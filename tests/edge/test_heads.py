@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from edge.__main__ import cli
 from edge.bundles.bundle import Bundle, write_bundle
-from edge.bundles.npz import decode_npz, encode_npz
+from edge.bundles.golden import decode_npz, encode_npz
 from edge.cli.doctor import bundle_checks
 from edge.errors import InvalidRequest, ModelNotReady, NotFound
 from edge.launch import running_server

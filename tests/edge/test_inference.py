@@ -307,7 +307,7 @@ async def test_deadline_policy_uses_the_time_left(tmp_path, clock):
 
 EDGE = str(Path(edge.__file__).parent)
 #: Limit for a batched request, by transport: of a known form, and of a new one. CONTRIBUTING.md names the files.
-MOST_FILES = {"grpcio": (14, 21), "nghttp2": (23, 33)}
+MOST_FILES = {"grpcio": (14, 21), "nghttp2": (21, 29)}
 
 
 @pytest.mark.parametrize("transport", MOST_FILES)
@@ -321,8 +321,7 @@ async def test_batched_request_enters_few_files(tmp_path, monkeypatch, transport
         if event == "call" and name.startswith(EDGE) and recording.is_set():
             files.add(name[len(EDGE) + 1 :])
 
-    for module in ("supervisor", "watchdog"):  # which look at the server from time to time
-        monkeypatch.setattr(f"edge.health.{module}._LOOK_SECONDS", 60)
+    monkeypatch.setattr("edge.health.supervisor._LOOK_SECONDS", 60)  # it looks at the server from time to time
     threading.setprofile(walk)
     sys.setprofile(walk)
     try:

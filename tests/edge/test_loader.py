@@ -14,8 +14,10 @@ import pytest
 from edge.bundles.bundle import Bundle
 from edge.errors import BackendError, GoldenError, LoadFailed, ModelNotReady, NotFound
 from edge.health.health import Health
+from edge.instruments.memory import MemorySampler
 from edge.programs.program import Options
 from edge.repository import loader
+from edge.repository.budget import MemoryBudget
 from edge.repository.control import ModelControl
 from edge.repository.loader import Loader
 from edge.repository.repository import Repository
@@ -215,15 +217,25 @@ async def test_auto_chooses_the_first_runtime_that_loads_the_model(scheduler, tm
 
 def test_a_build_is_read_once_and_a_broken_one_is_built_again(scheduler, builds, tmp_path, monkeypatch):
     reads = []
-    real = cache.read_recorded
+    real, runtime = cache.read_recorded, table.choose("onnxruntime")
     monkeypatch.setattr(cache, "read_recorded", lambda path, *rest: reads.append(path) or real(path, *rest))
-    bundle, loader = write_oracle_bundle(tmp_path / "oracle"), Loader(scheduler, "onnxruntime", tmp_path / "cache")
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "meminfo").write_text("MemAvailable: 15000 kB\n")
+    bundle, budget = write_oracle_bundle(tmp_path / "oracle"), MemoryBudget(MemorySampler(tmp_path, 1), 0)
+    budget.learn(bundle, 10_000_000)  # so that there is memory for one load
+    loader = Loader(scheduler, "onnxruntime", tmp_path / "cache", budget=budget)
 
     def progress():
         reported = []
         reads.clear()
-        loader.close(loader.load_model(bundle, reported.append))
-        return [text.partition(" ")[0] for text in reported]
+
+        def report(text):
+            reported.append(text.partition(" ")[0])
+            with budget.reserved(bundle, runtime):  # a build reserves nothing
+                pass
+
+        loader.close(loader.load_model(bundle, report))
+        return reported
 
     assert "BUILDING" in progress()
     (engine,) = (tmp_path / "cache").glob("*/model.onnx")

@@ -254,22 +254,14 @@ def test_bench_measures_the_loops_of_its_limits(bundle, looped_url):
     for options, loops in (((), 4), (("--max-loops", 3), 3), (("--tolerance", 0.5, "--rows", 2), 1)):
         (report,) = found(*bench, *options)
         assert (report["in_process"]["loops"], report["served"]["loops"]) == (loops, loops)
-    assert "expected one value for all requests" in mistake(*bench, "--tolerance", "0.5,0.1")
 
 
-def test_load_mixes_limits(bundle, looped_url):
+def test_load_has_the_loops_of_its_limits(bundle, looped_url):
     report = found(
-        *("bench", bundle.path, "--url", looped_url, "--rate", 100, "--arrivals", "constant", "--seconds", 0.6),
-        *("--warm-up", 0, "--tolerance", "0.5=1,0.25=1", "--max-loops", 9),
+        *("bench", bundle.path, "--url", looped_url, "--rate", 100, "--arrivals", "constant", "--seconds", 0.3),
+        *("--warm-up", 0, "--tolerance", 0.25, "--max-loops", 9),
     )
-    every, *groups = report["groups"].values()
-    assert list(report["groups"]) == ["all", "max_loops 9, tolerance 0.25", "max_loops 9, tolerance 0.5"]
-    assert [group["loops"] for group in groups] == [2, 1]
-    requests = [group["requests"] for group in groups]
-    assert sum(requests) == every["requests"] == 60
-    assert every["loops"] == pytest.approx(np.average([2, 1], weights=requests))
-    line = mistake("bench", ORACLE_BUNDLE, "--url", looped_url, "--rate", 1, "--max-loops", 3)
-    assert "--max-loops: got bundles without a loop, expected a looped model" in line
+    assert [(name, group["requests"], group["loops"]) for name, group in report["groups"].items()] == [("all", 30, 2)]
 
 
 def test_profile_times_files_and_loops(bundle, tmp_path):

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.bundles import manifest_file, rules
-from edge.bundles.accuracy import accuracies, is_as_accurate
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import FileRecord, Manifest, Measure, Profile, Serving
+from edge.bundles.manifest import FileRecord, Manifest, Measure, Profile, Serving, schema
 from edge.bundles.programs import CacheTensor, GenerateProgram
 from edge.bundles.steps import TokenizerPreprocess
 from edge.datatypes import TensorSpec
 from edge.errors import BundleError
 from edge.files import sha256
 from edge.runtimes.build import load_runner
+from edge.scheduling.tier_selection import accuracies, is_as_accurate
 from tests.data.make_broken_bundles import HEAD, MEASURED, PREDICTION, Good
 from tests.support import text_model, text_pair_model
 from tests.support.letters_model import MAX_BATCH_SIZE, POSITIONS
@@ -157,6 +157,23 @@ def test_version_1_is_upgraded_in_memory(tmp_path):
             assert load_runner(bundle, "onnxruntime", tmp_path, tier=tier.name).golden_report.passed
         # The cache of builds is named by this hash: a device that upgrades Fewheads keeps its builds.
         assert sha256(manifest_file.encode(bundle.manifest)) == encoded_sha256
+
+
+def part(schema, older):
+    """Return the part of a JSON Schema that an older one has, too, but all that is required."""
+    if isinstance(schema, dict) and isinstance(older, dict):
+        return {
+            name: schema.get(name) if name == "required" else part(schema.get(name), value)
+            for name, value in older.items()
+        }
+    if isinstance(schema, list) and isinstance(older, list):
+        return [option for option in older if any(part(each, option) == option for each in schema)]
+    return schema
+
+
+def test_version_2_has_every_field_of_version_1_as_it_was():
+    pinned = json.loads((VERSION_1 / "manifest.schema.json").read_bytes())
+    assert part(json.loads(json.dumps(schema()["$defs"])), pinned) == pinned
 
 
 def test_version_1_obeys_the_rules_of_its_program():

@@ -45,7 +45,7 @@ def board(tmp_path: Path) -> Path:
 def measured(root: Path, plan: DevicePlan, at_idle: Callable[[], object]) -> DeviceRecord:
     """Measure the oracle; ``at_idle`` is called once, after the idle power."""
 
-    def advanced(step: str, done: int, total: int) -> None:
+    def advanced(done: int, total: int, step: str) -> None:
         if (step, done) == ("idle power", 1):
             at_idle()
 

@@ -1,6 +1,7 @@
 """Statuses of HTTP requests; test_server.py and tests/conformance have those of the inference itself."""
 
 import json
+import threading
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -23,9 +24,10 @@ from edge.security.access import INFER_STREAM, Access
 from edge.serving.call import InferResponse
 from edge.serving.wire import to_raw
 from tests.support.http_requests import INFER, JSON_LENGTH, TOKENS, ask, binary, changed, echo, good, output, without
+from tests.support.in_process import running_service
 from tests.support.models import ORACLE
 from tests.support.secured_servers import tokens_file
-from tests.support.server_models import echo_input, echo_output
+from tests.support.server_models import echo_input, echo_output, write_echo_bundle
 
 
 class Row(NamedTuple):
@@ -278,6 +280,31 @@ def test_which_outputs_are_binary_data():
     request, encoder = request_of({"parameters": {"binary_data_output": True}, "outputs": outputs})
     assert [encoder._binary(name) for name in "abc"] == [False, True, True]
     assert request.outputs == [("a", {"mine": True}), ("b", {})]
+
+
+@pytest.mark.parametrize(
+    ("elements", "binary", "beside"), [(2048, False, False), (2049, False, True), (2049, True, False)]
+)
+async def test_large_answers_as_json_are_written_beside_the_event_loop(tmp_path, elements, binary, beside):
+    threads = []
+
+    class Recorder(BodyEncoder):
+        def encode(self, response):
+            threads.append(threading.current_thread() is not threading.main_thread())
+            return super().encode(response)
+
+    array = np.zeros(elements, np.int64)
+    item = {
+        "name": "in_int64",
+        "datatype": "INT64",
+        "shape": [elements],
+        "parameters": {"binary_data_size": array.nbytes},
+    }
+    document = json.dumps({"inputs": [item]}).encode()
+    request, _ = infer_request("echo-int64", "", document + array.tobytes(), len(document))
+    async with running_service(tmp_path, lambda repository: write_echo_bundle(repository, "INT64")) as running:
+        await running.service.infer(request, None, Recorder(binary, {}))
+    assert threads == [beside]
 
 
 def test_nonfinite_numbers_are_as_in_triton():

@@ -26,12 +26,13 @@ from tests.support.server_models import busy
 
 SIZE = 4096
 LIMIT = 1_000_000
+MESSAGE = 100_000
 
 
 @pytest.fixture(scope="module")
 def allowing(bundles, tmp_path_factory):
     only = [bundle for bundle in bundles if bundle.name in ("oracle", "echo-fp32-1", "busy-1")]
-    arguments = ["--allow-shared-memory", f"--max-shared-memory-bytes={LIMIT}", "--max-message-bytes=100000"]
+    arguments = ["--allow-shared-memory", f"--max-shared-memory-bytes={LIMIT}", f"--max-message-bytes={MESSAGE}"]
     with running_server(only, cache=tmp_path_factory.mktemp("cache"), arguments=arguments) as ready:
         yield ready
 
@@ -84,6 +85,16 @@ def test_incomplete_parameters_are_refused(client):
         text = token_input("in")
         text._input.parameters["shared_memory_offset"].string_param = "0"
         assert "shared_memory_offset as string_param" in refusal(client, x=text)
+
+
+def test_tensors_in_regions_are_no_larger_than_messages(client):
+    with memory(client, "in", size=2 * MESSAGE):
+        large = token_input("in")
+        large.set_shared_memory("in", MESSAGE + 1)
+        expected = f"in shared memory: got {MESSAGE + 1} bytes, expected at most {MESSAGE}. Split the request"
+        assert f"input 'x' {expected}" in refusal(client, x=large)
+        assert f"output 'value' {expected}" in refusal(client, value=value_output("in", MESSAGE + 1))
+        client.infer(ORACLE, [token_input("in")], outputs=[value_output("in", MESSAGE)])
 
 
 def test_object_can_be_unlinked_and_unregistered_during_a_request(client):

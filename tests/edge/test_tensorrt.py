@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from edge.bundles.manifest import Profile
 from edge.errors import BackendError, BundleError
@@ -17,7 +17,7 @@ from edge.runtimes.tensorrt.package import BuilderLog
 from edge.runtimes.tensorrt.profiles import buckets, described, optimization_profiles
 from tests.data.make_broken_bundles import changed_onnx, custom_operator
 from tests.device.doubles import double as trt_double
-from tests.device.networks import classifier, serialized
+from tests.device.networks import classifier
 from tests.support.marks import with_rtx
 from tests.support.models import ATTENTION_HEADS, ATTENTION_SEQUENCE, attention_onnx, oracle_manifest, oracle_onnx
 
@@ -195,6 +195,15 @@ FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 HEADS, SHORT, USUAL, LONG, INT8_LONG = 4, 16, 64, 128, 512
 
 
+def serialized(nodes, inputs, outputs, constants):
+    """Return the bytes of a model. Inputs and outputs are name, ONNX type and shape; a dimension may be a name."""
+    tensors = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
+    ends = [[helper.make_tensor_value_info(*each) for each in some] for some in (inputs, outputs)]
+    opsets = [helper.make_opsetid("", 17)]
+    graph = helper.make_graph(nodes, "model", *ends, tensors)
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString()
+
+
 class AttentionGraph:
     """softmax(q kᵀ · scale) v, with a variation; q and k have ``size`` features, v has ``value``."""
 
@@ -327,7 +336,7 @@ def network_logger(trt):
 def copied(version="10.16.2.10"):
     double = trt_double(version)
     flags = 1 << int(double.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
-    return double, double.network.new_network(double.logger.Log(network_logger(double)), flags)
+    return double, double.parser.new_network(double.native.Log(network_logger(double)), flags)
 
 
 def networks():

@@ -17,7 +17,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from edge.cli.serve import serve
-from edge.health.systemd import Notifier
+from edge.health.supervisor import Notifier
 from edge.pb import inference_pb2 as pb
 from edge.pb import telemetry_pb2, telemetry_pb2_grpc
 from edge.settings import Settings

@@ -1,25 +1,24 @@
 import json
 import shutil
 import sys
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
-import tritonclient.grpc as triton
 from msgspec.structs import replace
 
 from edge.bundles.bundle import Bundle
-from edge.bundles.latency import MeasuredLatency, PredictedLatency
-from edge.bundles.steps import ScorePostprocess
+from edge.bundles.manifest import MeasuredLatency, PredictedLatency, Profile
+from edge.bundles.steps import ScorePostprocess, TokenizerPreprocess
 from edge.errors import BundleError, UsageError
-from edge.launch import running_server
 from edge.runtimes.build import build
-from export.bundle.accuracy import predict_file
+from export.bundle.accuracy import outputs_by_row, predictions_of
+from export.bundle.clients import ClientInputs, profiles_of
 from export.bundle.targets import tier_names
 from export.cli.export import export
 from export.cli.finetune import finetune
 from export.data.tokens import load_tokenizer
+from export.errors import CheckpointError
 from export.estimate.devices import DEFAULT_BOARD
 from export.estimate.estimate import estimate_bundle
 from export.finetune.models import open_tuned
@@ -27,23 +26,11 @@ from export.finetune.run import prepare
 from export.finetune.text_tasks import TASKS
 from export.training.runs import CONFIG, Speedup, read_config
 from tests.support.marks import with_rtx
+from tests.support.sample_requests import column
+from tests.support.stock_client import served_bundles
 from tests.support.task_data import invoke, make_sentiment, make_transformer, write_model, write_sst2
 
 OPTIONS = ("--lr", 2e-2, "--batch", 32, "--max-length", 32)
-
-
-@contextmanager
-def serving(bundle, *texts):
-    """Serve a bundle; yield a function that sends rows of texts and returns the outputs."""
-    tensors = []
-    for name, column in zip(("text", "text_pair"), texts, strict=False):
-        tensors.append(triton.InferInput(name, [len(column), 1], "BYTES"))
-        tensors[-1].set_data_from_numpy(np.array([[text.encode()] for text in column], np.object_))
-    with (
-        running_server([bundle], cache=bundle.parents[1] / "cache") as ready,
-        triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
-    ):
-        yield lambda tier: client.infer(bundle.name.removesuffix("-1"), tensors, parameters={"tier": tier})
 
 
 @pytest.fixture(scope="module")
@@ -69,24 +56,18 @@ def test_the_bundle_has_measured_latencies_and_the_predictions_of_estimate(bundl
         measured, *predicted = tier.latencies
         assert isinstance(measured, MeasuredLatency)
         assert (measured.runtime, measured.rows, measured.tokens) == ("onnxruntime", 1, 32)
-        estimated = [
-            PredictedLatency(
-                device="Jetson Orin Nano Super",
-                power_mode="15W",
-                runtime="tensorrt",
-                precision=row.precision,
-                rows=row.rows,
-                tokens=row.tokens,
-                milliseconds=row.milliseconds,
-                low_ms=row.prediction.low_ms,
-                high_ms=row.prediction.high_ms,
-                times_faster=row.times_faster,
-            )
-            for row in rows
-            if row.tier == tier.name
+        assert {type(one) for one in predicted} == {PredictedLatency}
+        assert {(one.device, one.power_mode, one.runtime) for one in predicted} == {
+            ("Jetson Orin Nano Super", "15W", "tensorrt")
+        }
+        estimated = [row for row in rows if row.tier == tier.name]
+        assert [(one.rows, one.milliseconds, one.high_ms) for one in predicted] == [
+            (row.rows, row.milliseconds, row.prediction.high_ms) for row in estimated
+        ]
+        assert [(one.tokens, one.precision, one.low_ms, one.times_faster) for one in predicted] == [
+            (row.tokens, row.precision, row.prediction.low_ms, row.times_faster) for row in estimated
         ]
         assert len(estimated) == 2
-        assert predicted == estimated
     assert [latency.times_faster for latency in manifest.tiers[0].latencies] == [1, 1, 1]
     for first, half in zip(manifest.tiers[0].latencies[1:], manifest.tiers[2].latencies[1:], strict=True):
         assert half.times_faster == pytest.approx(first.milliseconds / half.milliseconds)
@@ -106,7 +87,8 @@ def test_the_bundle_has_a_tier_for_each_run_and_precision_with_the_outputs_of_tr
     for runtime in ("onnxruntime", "tensorrt"):
         data, split = bundle.read(bundle.artifact(runtime, "half-int8").file), f"dev, tier half-int8 on {runtime}"
         names = {"input_ids": "inputs", "attention_mask": "mask"}
-        answers = predict_file(data, dev, subject="half", names=names, rows_at_once=runtime == "tensorrt")
+        outputs = outputs_by_row(data, dev, subject="half", names=names, rows_at_once=runtime == "tensorrt")
+        answers = predictions_of(outputs, dev.targets)
         measure, change = found["accuracy", split], found["accuracy, difference to FP32", split]
         assert (measure.value, measure.n) == (answers.score("accuracy"), 40)
         assert change.value == pytest.approx(measure.value - found["accuracy", "dev, tier half"].value)
@@ -114,14 +96,23 @@ def test_the_bundle_has_a_tier_for_each_run_and_precision_with_the_outputs_of_tr
             change.value == 0 if change.interval is None else change.interval[0] <= change.value <= change.interval[1]
         )
     texts, labels = ["the film was good", "awful plot", "a nice cat"], [b"positive", b"negative", b"positive"]
-    with serving(bundled / "models" / "sst2-1", texts) as ask:
+    with served_bundles([bundle.path], bundled / "cache") as ask:
+        sent = {"text": column(*texts)}
         for tier, run in (("x1", bundled / "SST-2"), ("half", bundled / "Half")):
-            result, model, tokenizer = ask(tier), open_tuned(run, "SST-2"), load_tokenizer(run)
+            result, model, tokenizer = ask("sst2", sent, tier=tier), open_tuned(run, "SST-2"), load_tokenizer(run)
             with torch.no_grad():
                 want = [model(torch.tensor([tokenizer.encode(text).ids]))[0].numpy() for text in texts]
-            np.testing.assert_allclose(result.as_numpy("logits"), np.stack(want), atol=1e-4)
-            assert result.as_numpy("label")[:, 0].tolist() == labels
-        assert ask("x1-int8").as_numpy("label")[:, 0].tolist() == labels
+            np.testing.assert_allclose(result["logits"], np.stack(want), atol=1e-4)
+            assert result["label"][:, 0].tolist() == labels
+        assert ask("sst2", sent, tier="x1-int8")["label"][:, 0].tolist() == labels
+
+
+@pytest.mark.parametrize(("pair", "most", "usual"), [(None, 512, 32), ("text_pair", 512, 64), ("text_pair", 48, 48)])
+def test_runtimes_tune_for_texts_of_32_tokens(pair, most, usual):
+    names = {"input": "text", "pair": pair, "ids": "input_ids", "mask": "attention_mask"}
+    step = TokenizerPreprocess(**names, file="tokenizer.json", max_length=most, pad_id=0, max_text_bytes=1000)
+    inputs = ClientInputs(step, {}, {}, {"input_ids": np.zeros((1, 7), np.int64)}, [])
+    assert profiles_of(inputs, 8) == {"input_ids": Profile(min=(1, 1), opt=(1, usual), max=(8, most))}
 
 
 @pytest.fixture(scope="module")
@@ -160,11 +151,12 @@ def test_the_bundle_of_pairs_takes_two_texts_and_gives_the_score_of_training(sts
         want = np.stack([model(torch.tensor([e.ids]), None, torch.tensor([e.type_ids]))[0].numpy() for e in encoded])
         blind = np.stack([model(torch.tensor([e.ids]))[0].numpy() for e in encoded])
     assert np.abs(blind - want).max() > 1e-2  # so a graph without segments could not pass
-    with serving(bundle.path, *zip(*pairs, strict=True)) as ask:
-        result, small = ask("x1"), ask("x1-int8")
-    assert [output.name for output in result.get_response().outputs] == ["logits", "score"]
-    np.testing.assert_allclose(result.as_numpy("score"), want, atol=1e-4)
-    np.testing.assert_allclose(small.as_numpy("score"), want, atol=0.5)
+    sent = {name: column(*texts) for name, texts in zip(("text", "text_pair"), zip(*pairs, strict=True), strict=True)}
+    with served_bundles([bundle.path], stsb / "cache") as ask:
+        result, small = (ask("sts-b", sent, tier=tier) for tier in ("x1", "x1-int8"))
+    assert list(result) == ["logits", "score"]
+    np.testing.assert_allclose(result["score"], want, atol=1e-4)
+    np.testing.assert_allclose(small["score"], want, atol=0.5)
 
 
 @with_rtx
@@ -202,8 +194,8 @@ def test_tiers_are_named_by_speed_and_a_bundle_carries_the_files_of_chosen_runti
 def test_files_are_measured_on_the_data_of_the_run(bundled, tmp_path):
     write_sst2(tmp_path, train=40)
     command = (bundled / "SST-2", "--repository", tmp_path, "--name", "sst2", "--data-dir", tmp_path)
-    expected = r"holdout of SST-2 in .*: got 4 rows, expected 36 rows, as the run was measured on"
-    with pytest.raises(UsageError, match=expected):
+    expected = r"SST-2 split holdout: got 36 items with other targets, expected the 4 items of the data\. Give the"
+    with pytest.raises(CheckpointError, match=expected):
         invoke(export, *command)
     assert not (tmp_path / "sst2-1").exists()
 

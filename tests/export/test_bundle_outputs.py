@@ -7,14 +7,14 @@ import sys
 import pytest
 
 from edge.errors import UsageError
+from export.cli.compare import compare
 from export.cli.export import export
 from export.cli.finetune import finetune
+from export.cli.frontier import frontier
 from export.cli.pack import pack
 from export.cli.reduce import reduce
 from export.cli.route import route
 from export.cli.train import train
-from export.papers.adaptive.run import compare
-from export.papers.frontier.cli import frontier
 from tests.support.task_data import invoke
 
 
@@ -27,15 +27,10 @@ def place(sst2, tmp_path):
     for name in ("full", "lean", "earlier"):
         shutil.copytree(sst2 / "SST-2", root / name)
     (root / "link").symlink_to(root / "full")
-    (root / "figures.json").write_text("{}")
-    (root / "photos").mkdir()
-    (root / "photos" / "cat.jpg").touch()
-    (root / "file").touch()
-    (root / "own.onnx").touch()
-    (root / "bundles" / "sst2-1").mkdir(parents=True)
-    (root / "bundles" / "sst2-1" / "manifest.json").touch()
-    (root / "bundles" / "photos-1").mkdir()
-    (root / "bundles" / "photos-1" / "cat.jpg").touch()
+    files = ("photos/cat.jpg", "bundles/sst2-1/manifest.json", "bundles/photos-1/cat.jpg")
+    for name in (*files, "figures.json", "file", "own.onnx"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
     return root
 
 

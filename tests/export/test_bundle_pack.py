@@ -8,7 +8,6 @@ import sys
 import numpy as np
 import onnx
 import pytest
-import tritonclient.grpc as triton
 from click.testing import CliRunner
 from onnx import TensorProto, helper
 
@@ -16,7 +15,6 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.expression import tokenize
 from edge.cli.info import info
 from edge.errors import GoldenError, UsageError
-from edge.launch import running_server
 from edge.runtimes.build import load_runner
 from export.cli.export import export
 from export.cli.pack import pack
@@ -24,6 +22,8 @@ from tests.data.make_broken_bundles import changed_onnx, custom_operator
 from tests.support import text_model
 from tests.support.models import oracle_onnx, serialized
 from tests.support.onnx_graphs import FLOAT, constant, model_of, node, packed, value, write
+from tests.support.sample_requests import column
+from tests.support.stock_client import served_bundles
 from tests.support.task_data import invoke
 
 EXPRESSIONS = ("1 + 2", "3 - 4", "-5", "1 - 2 + 3")
@@ -52,6 +52,16 @@ WITHOUT_STANDARD = helper.make_model(
     ),
     opset_imports=[helper.make_opsetid("com.microsoft", 1)],
 ).SerializeToString()
+
+
+def beside_large(scores):
+    """Return a model whose small output must be checked by its own size, not by that of a large one beside it."""
+    nodes = [node("ReduceMean", ["x"], ["mean"], axes=[0]), scores, node("Mul", ["x", "large"], ["boxes"])]
+    outputs = [value("boxes", ("batch", 3)), value("scores", ("batch", 3))]
+    return model_of(nodes, [value("x", ("batch", 3))], outputs, [constant("large", np.float32(1e5))])
+
+
+SMALL_NOISE = beside_large(node("RandomNormalLike", ["x"], ["scores"]))
 SEQUENCE = helper.make_tensor_sequence_value_info("y", FLOAT, ["batch", 3])
 OF_SEQUENCES = graph(node("SequenceConstruct", ["x"], ["y"]), result=SEQUENCE)
 
@@ -71,11 +81,8 @@ def test_bundle_with_real_inputs_is_served(tmp_path):
     ]
     last = CliRunner().invoke(info, [str(bundle.path)], catch_exceptions=False).stdout.splitlines()[-1]
     assert re.fullmatch("made .* by the owner of model.onnx, .* golden inputs: real.npz", last), "no seed, no commit"
-    serving = running_server([bundle.path], cache=tmp_path / "cache")
-    with serving as ready, triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client:
-        tensor = triton.InferInput("x", [1, 15], "FP32")
-        tensor.set_data_from_numpy(tokenize(["100 - 1"]))
-        assert client.infer("own", [tensor]).as_numpy("value").tolist() == [[99]]
+    with served_bundles([bundle.path], tmp_path / "cache") as ask:
+        assert ask("own", {"x": tokenize(["100 - 1"])})["value"].tolist() == [[99]]
 
 
 def test_random_golden_inputs_are_called_random(tmp_path):
@@ -124,19 +131,8 @@ def test_dynamic_dimensions_are_asked_for_by_name_with_options_to_copy(tmp_path)
     assert (bundle.manifest.profile["input_ids"].max, bundle.golden.inputs["input_ids"].shape) == ((8, 64), (8, 16))
 
 
-def test_weights_beside_the_file_are_put_inside(tmp_path):
-    path = tmp_path / "model.onnx"
-    model = onnx.load_from_string(oracle_onnx())
-    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
-    np.savez(tmp_path / "real.npz", x=tokenize(EXPRESSIONS))
-    bundle = Bundle.open(packed(path, "--inputs", tmp_path / "real.npz")["bundle"])
-    assert bundle.golden.outputs["value"].ravel().tolist() == [3, -1, -5, 2]
-    (tmp_path / "weights.bin").unlink()
-    with pytest.raises(UsageError, match=r"weights of .*: got no file weights.bin in .* Copy these files beside"):
-        packed(path, name="other")
-
-
-def test_weights_of_a_branch_beside_the_file_are_put_inside(tmp_path):
+def branching():
+    """Return a model whose weights are those of the branches of an If."""
     branches = []
     for name, number in (("one", 1.0), ("two", 2.0)):
         weight = helper.make_tensor(name, FLOAT, [1], np.array([number], np.float32).tobytes(), raw=True)
@@ -147,15 +143,28 @@ def test_weights_of_a_branch_beside_the_file_are_put_inside(tmp_path):
         node("Cast", ["sum"], ["nonzero"], to=TensorProto.BOOL),
         node("If", ["nonzero"], ["y"], then_branch=branches[1], else_branch=branches[0]),
     ]
-    model = onnx.load_from_string(graph(*nodes, x=(2, 3), y=(2, 3)))
+    return graph(*nodes, x=(2, 3), y=(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("data", "inputs", "output", "wanted"),
+    [
+        (oracle_onnx(), tokenize(EXPRESSIONS), "value", [[3], [-1], [-5], [2]]),
+        (branching(), np.ones((2, 3), np.float32), "y", [[2, 2, 2]] * 2),
+    ],
+    ids=["graph", "branches"],
+)
+def test_weights_beside_the_file_are_put_inside(data, inputs, output, wanted, tmp_path):
     path = tmp_path / "model.onnx"
+    model = onnx.load_from_string(data)
     onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
-    assert not onnx.load(path, load_external_data=False).graph.initializer
-    np.savez(tmp_path / "real.npz", x=np.ones((2, 3), np.float32))
+    np.savez(tmp_path / "real.npz", x=inputs)
     bundle = Bundle.open(packed(path, "--inputs", tmp_path / "real.npz")["bundle"])
-    assert bundle.golden.outputs["y"].tolist() == [[2, 2, 2]] * 2
+    assert bundle.golden.outputs[output].tolist() == wanted
     (tmp_path / "weights.bin").unlink()
     load_runner(bundle, "onnxruntime", tmp_path / "cache").runner.close()
+    with pytest.raises(UsageError, match=r"weights of .*: got no file weights.bin in .* Copy these files beside"):
+        packed(path, name="other")
 
 
 @pytest.mark.parametrize(
@@ -171,34 +180,17 @@ def test_weights_of_a_branch_beside_the_file_are_put_inside(tmp_path):
         (unary("Identity", datatype=TensorProto.STRING), "golden input 'x': got text, expected numbers. Give --inputs"),
         (unary("Log"), r"output 'y' .*: got NaN or Inf, expected finite values\. Give real inputs with --inputs\.$"),
         (WITHOUT_STANDARD, r"opset of .*: got none of the ONNX standard, expected 13 to 20, .*opset_version=18\.$"),
-        (MEAN_OVER_BATCH, "for a row alone and beside another one: got a difference of"),
+        (MEAN_OVER_BATCH, "for a row alone and beside another one: got a largest difference of"),
         (TOO_MANY_ROWS, "output 'y' .*: got 16 rows, expected 8, as sent. Give --max-batch-size 0"),
         (NOISE, "for the same inputs: got a largest difference of .* evaluation mode"),
+        (beside_large(node("Sub", ["x", "mean"], ["scores"])), "output 'scores' .* beside another one: got a largest"),
+        (SMALL_NOISE, "output 'scores' .* for the same inputs: got a largest difference"),
     ],
 )
 def test_models_that_would_not_serve(tmp_path, data, message):
-    with pytest.raises(GoldenError if data == NOISE else UsageError, match=message):
+    with pytest.raises(GoldenError if data in (NOISE, SMALL_NOISE) else UsageError, match=message):
         packed(write(tmp_path / "model.onnx", data))
     assert not (tmp_path / "models").exists()
-
-
-@pytest.mark.parametrize(
-    ("scores", "error", "message"),
-    [
-        (
-            node("Sub", ["x", "mean"], ["scores"]),
-            UsageError,
-            "for a row alone and beside another one: got a difference",
-        ),
-        (node("RandomNormalLike", ["x"], ["scores"]), GoldenError, "for the same inputs: got a largest difference"),
-    ],
-)
-def test_a_small_output_is_checked_beside_a_large_one(tmp_path, scores, error, message):
-    nodes = [node("ReduceMean", ["x"], ["mean"], axes=[0]), scores, node("Mul", ["x", "large"], ["boxes"])]
-    outputs = [value("boxes", ("batch", 3)), value("scores", ("batch", 3))]
-    data = model_of(nodes, [value("x", ("batch", 3))], outputs, [constant("large", np.float32(1e5))])
-    with pytest.raises(error, match=f"output 'scores' .* {message}"):
-        packed(write(tmp_path / "model.onnx", data))
 
 
 @pytest.mark.parametrize("opset", [12, 22])
@@ -237,19 +229,15 @@ ROWS = np.zeros((2, 3), np.float32)
         ({"x": ROWS[:, :2]}, r"array 'x' .*: got \[2, 2\], expected a shape that fits \[-1, 3\].* Reshape it\.$"),
         ({"x": ROWS * np.float32("nan")}, "array 'x' .*: got NaN or Inf, expected finite values"),
         ({"x": np.array([[{}] * 3])}, "expected an .npz without pickles"),
+        (ROWS, r"in\.npy: got another format, .* numpy\.savez\('in\.npz', x=…\)"),
         ({"x": -1 - ROWS}, "expected finite values. Give other inputs with --inputs, or correct the model"),
     ],
 )
 def test_golden_inputs_that_do_not_fit(tmp_path, arrays, message):
-    np.savez(tmp_path / "in.npz", **arrays)
+    path = tmp_path / ("in.npz" if isinstance(arrays, dict) else "in.npy")
+    np.savez(path, **arrays) if isinstance(arrays, dict) else np.save(path, arrays)
     with pytest.raises(UsageError, match=message):
-        packed(write(tmp_path / "model.onnx", unary("Log")), "--inputs", tmp_path / "in.npz")
-
-
-def test_one_array_without_a_name_has_the_way_to_write_an_archive(tmp_path):
-    np.save(tmp_path / "in.npy", ROWS)
-    with pytest.raises(UsageError, match=r"in\.npy: got another format, .* numpy\.savez\('in\.npz', x=…\)"):
-        packed(write(tmp_path / "model.onnx", RELU), "--inputs", tmp_path / "in.npy")
+        packed(write(tmp_path / "model.onnx", unary("Log")), "--inputs", path)
 
 
 @pytest.mark.parametrize(
@@ -263,17 +251,15 @@ def test_one_array_without_a_name_has_the_way_to_write_an_archive(tmp_path):
         (["--shape", "x=1x3:1x3:4x3"], r"got \(4, 3\), expected 8 rows in max, the --max-batch-size"),
         (["--shape", "x=1x3:1x3:8x3"] * 2, "expected one --shape for 'x'"),
         (["--inputs", "none.npz"], "--inputs none.npz: got No such file or directory, expected an .npz"),
+        (["--name", "../up"], "--name: got '../up', expected lower-case letters.* such as my-model"),
+        ([], "--name: got nothing, expected lower-case letters.* such as my-model"),
     ],
 )
 def test_options_that_do_not_fit(tmp_path, options, message):
     with pytest.raises(UsageError, match=message):
-        packed(write(tmp_path / "model.onnx", RELU), *options)
-
-
-@pytest.mark.parametrize("name", [None, "../up"])
-def test_name_that_no_model_can_have(tmp_path, name):
-    with pytest.raises(UsageError, match=r"--name: got .*, expected lower-case letters.* such as my-model"):
-        packed(write(tmp_path / "model.onnx", RELU), name=name)
+        packed(
+            write(tmp_path / "model.onnx", RELU), *options, name="own" if options and "--name" not in options else None
+        )
 
 
 def test_export_refers_to_pack(tmp_path):
@@ -290,8 +276,5 @@ def test_text_in_and_out(tmp_path):
     np.savez(tmp_path / "inputs.npz", x=np.array([["12"], ["7"]]))
     bundle = Bundle.open(packed(model, "--inputs", tmp_path / "inputs.npz")["bundle"])
     assert bundle.golden.outputs["y"].ravel().tolist() == [b"12", b"7"]
-    serving = running_server([bundle.path], cache=tmp_path / "cache")
-    with serving as ready, triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client:
-        tensor = triton.InferInput("x", [1, 1], "BYTES")
-        tensor.set_data_from_numpy(np.array([[b"0345"]], np.object_))
-        assert client.infer("own", [tensor]).as_numpy("y").tolist() == [[b"345"]]
+    with served_bundles([bundle.path], tmp_path / "cache") as ask:
+        assert ask("own", {"x": column("0345")})["y"].tolist() == [[b"345"]]

@@ -1,9 +1,11 @@
-"""Bundles of packed image models: from an image processor and a file of labels to answers for picture files."""
+"""Bundles of packed image models: from an image processor and labels to answers for pictures, and known networks."""
 
 import json
 
 import numpy as np
+import onnxruntime
 import pytest
+import torch
 from PIL import Image
 
 from edge.bundles.bundle import Bundle
@@ -13,12 +15,15 @@ from edge.datatypes import TensorSpec
 from edge.errors import FewheadsError
 from edge.launch import running_server
 from edge.runtimes.build import load_runner
+from export.bundle.pack.golden import largest_rms
 from export.bundle.pack.steps import label_step
+from export.cli.pack import pack
 from export.importing.image_processor import read_image_processor
 from tests.support.commands import shown
 from tests.support.image_model import encoded
 from tests.support.marks import with_transformers
 from tests.support.onnx_graphs import FLOAT, constant, model_of, node, packed, value, write
+from tests.support.task_data import invoke
 
 SIZE, LABELS = 8, ("red", "green", "blue")
 PROCESSOR = {"size": {"shortest_edge": 12}, "do_center_crop": True, "crop_size": SIZE}
@@ -134,11 +139,7 @@ def test_options_for_images_and_labels_that_do_not_fit(tmp_path, options):
         (two, image, rf"--image for .*: got x FP32 \[-1, 3\], z FP32 \[-1, 3\], {one_input}"),
         (colours(rows=1), image, rf"got image FP32 \[1, 3, 8, 8\], {one_input}"),
         (colours(size=("height", "width")), image, rf"got image FP32 \[-1, 3, -1, -1\], {one_input}"),
-        (
-            colours(size=(9, 9)),
-            image,
-            r'processor.json field size: got \{"shortest_edge":12\}, expected 9 x 9 pixels in the end',
-        ),
+        (colours(size=(9, 9)), image, r'processor.json field size: got \{"shortest_edge":12\}, expected 9 x 9 pixels'),
         (colours(), ["--image", broken], r"broken.json: got .*image_mean.*, expected the JSON of a Hugging Face model"),
         (colours(), ["--labels", short], r"short.txt: got 2 lines, expected as many as one .*'logits0': \[-1, 3\]"),
         (colours(outputs=2), labels, r"got 3 lines, expected as many as one .*'logits1': \[-1, 3\]"),
@@ -154,3 +155,56 @@ def test_options_for_images_and_labels_that_do_not_fit(tmp_path, options):
         with pytest.raises(FewheadsError, match=message):
             packed(write(tmp_path / "model.onnx", data), *given)
         assert not (tmp_path / "models").exists()
+
+
+def export(model, images, path, *, dynamo, outputs):
+    """Write a network with a dynamic batch where its example has more than one image."""
+    options = {"input_names": ["images"], "output_names": outputs, "external_data": False}
+    if len(images) > 1:
+        axes = {0: torch.export.Dim("batch")} if dynamo else {0: "batch"}
+        options |= {"dynamic_shapes": (axes,)} if dynamo else {"dynamic_axes": {"images": axes, outputs[0]: axes}}
+    torch.onnx.export(model.eval(), (images,), path, dynamo=dynamo, opset_version=18, **options)
+
+
+def errors_of_tier(bundle, path, images, tier):
+    """Return the RMS error of each output of a tier against ONNX Runtime alone, relative to its spread."""
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    runner = load_runner(bundle, "onnxruntime", bundle.path / "cache", tier=tier).runner
+    try:
+        got = runner.infer({"images": images})
+    finally:
+        runner.close()
+    wanted = dict(zip(got, session.run(list(got), {"images": images}), strict=True))
+    return [np.sqrt(np.square(got[name] - want).mean()) / (want.std() or 1) for name, want in wanted.items()]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the exporters warn
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "torchscript"])
+@pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224"])
+def test_networks_of_timm(name, dynamo, tmp_path):
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    path = tmp_path / "model.onnx"
+    export(timm.create_model(name), torch.randn(2, 3, 224, 224), path, dynamo=dynamo, outputs=["logits"])
+    options = ("--name", "timm", "--repository", tmp_path, "--fp16", "--int8", "--max-batch-size", 4, "--json")
+    bundle = Bundle.open(json.loads(invoke(pack, path, *options))["bundle"])
+    images = np.random.default_rng(1).normal(size=(2, 3, 224, 224)).astype(np.float32)
+    assert max(errors_of_tier(bundle, path, images, "x1")) < 1e-5
+    assert 1e-5 < max(errors_of_tier(bundle, path, images, "x1-int8")) < largest_rms("int8")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_detector_of_torchvision_has_its_suppression_inside(tmp_path):
+    detection = pytest.importorskip("torchvision").models.detection
+    torch.manual_seed(0)
+    model = detection.ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None, score_thresh=0.0)
+    path, images = tmp_path / "model.onnx", np.random.default_rng(0).random((1, 3, 320, 320), np.float32)
+    export(model, torch.from_numpy(images), path, dynamo=False, outputs=["boxes", "scores", "labels"])
+    np.savez(tmp_path / "real.npz", images=images)
+    options = ("--name", "ssd", "--repository", tmp_path, "--inputs", tmp_path / "real.npz", "--json")
+    written = json.loads(invoke(pack, path, *options))
+    assert "NonMaxSuppression" in written["only_onnxruntime"]
+    others = np.random.default_rng(1).random((1, 3, 320, 320), np.float32)
+    assert max(errors_of_tier(Bundle.open(written["bundle"]), path, others, "x1")) < 1e-5

@@ -1,6 +1,5 @@
 """The calculators' data, errors and scores."""
 
-import json
 import math
 
 import msgspec
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 
 from edge.bundles import expression
-from export.cli.train import train as train_command
 from export.data import expressions as data
 from export.errors import DataError
 from export.papers.calculator.benchmark import (
@@ -26,7 +24,6 @@ from export.papers.calculator.benchmark import (
 from export.papers.calculator.networks import NETWORKS
 from export.papers.calculator.train import train_run
 from export.training.checkpoint import load
-from tests.support.task_data import invoke
 
 
 def test_splits_have_the_documented_sizes_starts_and_ranges(splits):
@@ -171,20 +168,3 @@ def test_the_frozen_baseline_is_of_the_network_recipe_and_data_of_today(splits, 
     found = errors_of({name: model.predict(split.tokens)[:, 0] for name, split in splits.items()}, splits)
     # Equal if this processor rounds like the one that trained the frozen one.
     assert found.mae_in_range == pytest.approx(baseline().seeds[3].mae_in_range, rel=0.3)
-
-
-def test_a_baseline_that_is_trained_anew_moves_the_papers_score_by_half():
-    """By the paper's formula, one network's score depends on the seed of the baseline in the denominator."""
-    seeds = baseline().seeds.values()
-    network = Errors(0.028, 2.2, 4.7, 0.25, 3.0, 1.7, 0.13)  # about FNN2
-    papers, ours = ([of(network, one) for one in seeds] for of in (paper_score, score))
-    assert max(papers) / min(papers) > 1.5
-    assert max(ours) / min(ours) < 1.25
-
-
-def test_training_prints_and_keeps_the_scores(tmp_path):
-    printed = invoke(train_command, "calculator-fnn2", "--epochs", 1, "--out", tmp_path)
-    metrics = json.loads((tmp_path / "calculator-fnn2" / "metrics.json").read_text())
-    found = {one["metric"]: one["value"] for one in metrics["measures"] if one["split"] == "benchmark"}
-    assert f"Score: {found['score']:.4g}; 1 is the baseline. By the paper's formula: " in printed
-    assert f"{found['paper_score']:.4g}, where the paper prints 6.635." in printed

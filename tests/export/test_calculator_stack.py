@@ -15,7 +15,8 @@ from edge.bundles.arithmetic import CLOSE, MINUS, OPEN, OPERAND, PLUS, TIMES, ev
 from edge.bundles.bundle import Bundle
 from edge.launch import running_server
 from edge.runtimes.tensorrt.build import compile_onnx
-from export.papers.calculator.bundle import export_stack
+from export.bundle.exportable import export_bundle
+from export.papers.calculator.bundle import StackCalculator
 from export.papers.calculator.stack import STACK
 from export.papers.calculator.stack.data import DEPTHS, OPERANDS, SIZES, TEST_ITEMS, load
 from export.papers.calculator.stack.data import evaluate as measure
@@ -136,7 +137,7 @@ def bundle(tmp_path_factory):
     root = tmp_path_factory.mktemp("stack")
     config = RunConfig(STACK, {}, provenance(trainer="constructed", data="none", seed=None))
     save(root / STACK, constructed(), config, RunMetrics(123, 0, 0, 0.0, ()))
-    exported = export_stack(root / STACK, root / "repository")
+    exported = export_bundle(StackCalculator(root / STACK), root / "repository", on_rows=lambda *counted: None)
     assert exported.files[0].largest_difference < 1e-5
     return Bundle.open(exported.bundle)
 

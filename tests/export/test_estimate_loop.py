@@ -10,10 +10,12 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.rules import check
 from edge.errors import BundleError, UsageError
 from edge.programs.tier_program import golden_loops, load_tier
+from export.bundle.exportable import export_bundle
 from export.cli.estimate import estimate
+from export.cli.export import export
 from export.estimate.devices import DEFAULT_BOARD
 from export.estimate.estimate import estimate_bundle
-from export.papers.looped.bundle import export_looped
+from export.papers.looped.bundle import LoopedRuns
 from export.papers.looped.recipes import plan_of
 from export.papers.looped.train import train_run
 from tests.support.commands import shown
@@ -24,7 +26,7 @@ from tests.support.task_data import invoke
 def bundle(tmp_path_factory):
     place = tmp_path_factory.mktemp("looped")
     train_run("linear", plan_of("linear", "small", dim=8, steps=1), place / "run", seed=0)
-    return Bundle.open(export_looped([place / "run"], place).bundle)
+    return Bundle.open(export_bundle(LoopedRuns([place / "run"]), place).bundle)
 
 
 def test_a_request_is_an_embedding_and_its_loops(bundle, tmp_path):
@@ -61,6 +63,14 @@ def test_the_manifest_has_the_predictions_of_estimate(bundle, monkeypatch):
     tier, nameless = bundle.manifest.tiers[0], replace(found[0], part=None)
     with pytest.raises(BundleError, match="latency part: got none, expected the part of a request, which has several"):
         check(replace(bundle.manifest, tiers=(replace(tier, latencies=(nameless,)),)), "manifest")
+
+
+def test_a_bundle_carries_the_files_of_chosen_runtimes(bundle, tmp_path):
+    options = ("--artifacts", "onnxruntime", "--no-measure", "--json")
+    (made,) = json.loads(invoke(export, bundle.path.parent / "run", "--repository", tmp_path, *options))
+    (tier,) = Bundle.open(made["bundle"]).manifest.tiers
+    assert [(one.role, one.runtime) for one in tier.artifacts] == [("embed", "any"), ("step", "onnxruntime")]
+    assert tier.latencies == ()
 
 
 def test_options_of_other_models_are_refused(bundle):

@@ -1,14 +1,17 @@
 import json
+import math
 
+import msgspec
 import pytest
 
 from edge.bundles.bundle import Bundle
+from edge.bundles.manifest import PredictedLatency
 from edge.errors import UsageError
 from export.cli.export import export
 from export.cli.train import train
 from export.papers.calculator.networks import NETWORKS
 from export.papers.calculator.specs import NAMES
-from export.training.runs import read_config
+from export.training.runs import RunMetrics, read_config
 from tests.support.commands import answer, fewheads
 from tests.support.task_data import invoke
 
@@ -34,10 +37,16 @@ def test_train_and_export(tmp_path):
 
 def test_tables(runs, tmp_path):
     shown = invoke(train, "calculator-fnn2", "--epochs", 1, "--out", tmp_path)
-    for text in ("6,211 parameters", "2.23", "from a slip in its code"):
-        assert text in shown
-    shown = invoke(export, runs / "calculator-gate", "--repository", tmp_path)
+    measures = json.loads((tmp_path / "calculator-fnn2/metrics.json").read_text())["measures"]
+    score, papers = (f"{one['value']:.4g}" for one in measures if one["split"] == "benchmark")
+    scores = f"Score: {score}; 1 is the baseline. By the paper's formula: {papers}, where the paper prints 6.635."
+    for text in ("6,211 parameters", "2.23", scores, "from a slip in its code"):
+        assert text in " ".join(shown.split())
+    shown = invoke(export, runs / "calculator-gate", "--repository", tmp_path, "--no-measure")
     assert "largest difference to torch" in " ".join(shown.split())
+    manifest, recorded = Bundle.open(tmp_path / "calculator-gate-1").manifest, runs / "calculator-gate" / "metrics.json"
+    assert manifest.measures == msgspec.json.decode(recorded.read_bytes(), type=RunMetrics).measures
+    assert {type(one) for one in manifest.tiers[0].latencies} == {PredictedLatency}
 
 
 def test_several_seeds_give_means_with_intervals(tmp_path):
@@ -52,8 +61,9 @@ def test_several_seeds_give_means_with_intervals(tmp_path):
     assert one["value"] != other["value"]
     assert pooled["value"] == pytest.approx((one["value"] + other["value"]) / 2)
     # Student's t of one degree of freedom is 12.7062.
-    half_width = 12.7062 * abs(one["value"] - other["value"]) / 2
-    assert pooled["interval"][1] - pooled["value"] == pytest.approx(half_width, rel=1e-4)
+    of_seeds = 12.7062 * abs(one["value"] - other["value"]) / 2
+    of_items = sum(each["interval"][1] - each["value"] for each in (one, other)) / 2
+    assert pooled["interval"][1] - pooled["value"] == pytest.approx(math.hypot(of_seeds, of_items), rel=1e-4)
     assert (pooled["seeds"], pooled["n"]) == (2, one["n"])
 
 
@@ -71,7 +81,11 @@ def test_a_calculator_has_the_name_of_its_model_and_one_tier(runs, tmp_path):
     run = runs / "calculator-gate"
     for options, message in (
         ((run, "--name", "sum"), r"--name: got 'sum', .*its bundle is named calculator-gate"),
-        ((run, "--tier-name", "x"), "--tier-name: got 'x', expected no name: calculator-gate has one tier"),
+        ((run, "--tier-name", "x"), "--tier-name: got 'x', expected nothing: calculator-gate has one tier"),
+        (
+            (run, "--artifacts", "tensorrt"),
+            "--artifacts: got 'tensorrt', expected nothing: calculator-gate has one file",
+        ),
         ((run, run), r"calculator-gate-1: got a second run of this model"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -26,7 +26,7 @@ from export.finetune.predictions import (
 from export.finetune.recipe import Distillation, Recipe
 from export.models.heads import SequenceClassifier, SpanClassifier
 from export.models.transformer import Transformer
-from export.training.intervals import interval
+from export.training.intervals import known_interval
 from export.training.recipe import learning_rate
 from tests.support.task_data import Seen, accuracy_on, fine_tune, make_classifier, make_transformer, same
 
@@ -269,7 +269,7 @@ def test_undefined_metrics_are_zero_and_those_of_many_rows_are_those_of_each(nam
 
 def test_interval_of_accuracy_is_the_binomials():
     correct = np.arange(1000) < 800
-    low, high = interval(accuracy, correct, np.ones(1000, dtype=bool))
+    low, high = known_interval(accuracy, correct, np.ones(1000, dtype=bool))
     assert (low, high) == pytest.approx(tuple(scipy.stats.binom(1000, 0.8).ppf([0.025, 0.975]) / 1000), abs=0.004)
     (one,) = measures(("accuracy",), "dev", correct, np.ones(1000, dtype=bool))
     assert (one.metric, one.split, one.n, one.value) == ("accuracy", "dev", 1000, 0.8)

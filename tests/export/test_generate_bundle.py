@@ -25,15 +25,16 @@ from edge.errors import BundleError, UsageError
 from edge.launch import serving
 from edge.pb.inference_pb2_grpc import GRPCInferenceServiceStub as Stub
 from edge.programs.head import head_of as open_head
+from export.bundle.exportable import export_bundle
 from export.bundle.exported import FULL
 from export.estimate.devices import DEFAULT_BOARD
 from export.estimate.estimate import estimate_bundle
 from export.estimate.parts import predict_file
-from export.generate.bundle import export_language_model
+from export.generate.bundle import LanguageModel
 from export.generate.decoder import TOKENS, DecoderGraph
 from export.generate.golden import LEAST_LEAD, Greedy, clearest, golden_of_texts
 from export.generate.model import BaseIdentity, identity_of
-from export.papers.backward.bundle import export_head
+from export.papers.backward.bundle import TrainedHead
 from export.papers.backward.head import BackwardHead, HeadConfig
 from export.training.provenance import provenance
 from tests.support.language_models import TYPES, characters, tiny_of
@@ -56,11 +57,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def repository(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("repository")
-    export_language_model(directory, place, "letters", prompts=PROMPTS, int8=True)
+    export_bundle(LanguageModel(directory, "letters", PROMPTS, int8=True), place)
     for number, strength in enumerate((0.0, 40.0)):
         head = head_of(directory, strength)
         made, identity = provenance(trainer="a test", data="none", seed=0), identity_of(directory)
-        export_head(head, place / "letters-1", place, f"head-{number}", identity=identity, provenance=made)
+        export_bundle(TrainedHead(head, place / "letters-1", f"head-{number}", identity, made), place)
     return place
 
 
@@ -239,7 +240,7 @@ def test_heads_of_other_weights_and_broken_heads_are_refused(directory: Path, re
         (repository / "head-1-1", identity, "got no such model, expected a bundle that generates text"),
     ):
         with pytest.raises(UsageError, match=message):
-            export_head(head_of(directory, 1.0), backbone, tmp_path, "x", identity=of, provenance=made)
+            export_bundle(TrainedHead(head_of(directory, 1.0), backbone, "x", of, made), tmp_path)
     broken = msgspec.structs.replace(bundle.manifest.program, layers=3)
     with pytest.raises(BundleError, match="the arrays of 3 layers"):
         open_head(bundle, broken, {})

@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
+from export.bundle.exportable import export_bundle
 from export.cli.language import language
-from export.generate.bundle import export_language_model
+from export.generate.bundle import LanguageModel
 from export.generate.decoder import DecoderGraph
 from export.generate.files import is_language_model
 from export.generate.model import load_backbone
 from export.generate.ranking import kept_counts
-from export.generate.reduce import Shares, reduce_model
-from export.generate.sublayers import attention_of, layers_of, sublayers_of
+from export.generate.reduce import reduce_decoder
+from export.generate.sublayers import attention_of, layers_of, left_parameters, sublayers_of
 from export.reduce.algebra import Removal
 from export.reduce.states import recorded
 from tests.support.language_models import (
@@ -37,7 +38,6 @@ from tests.support.language_models import (
 pytest.importorskip("transformers")
 
 ROWS = [bpe().encode(one) for one in EXAMPLES]
-HALF = Shares(heads=0.75, neurons=0.5)
 
 
 #: GPT-2, shared heads without biases, and normalised heads with a window that are together wider than the model.
@@ -45,8 +45,7 @@ HALF = Shares(heads=0.75, neurons=0.5)
 def test_a_graph_without_the_removed_heads_and_neurons_computes_the_logits_of_the_model_with_zeros(kind):
     model = tiny_gpt2() if kind == "gpt2" else tiny_of(kind, bpe())
     whole = model.num_parameters()
-    layers, parameters = reduce_model(model, ROWS, HALF)
-    heads = tuple(len(layer.heads) for layer in layers)
+    heads = tuple(shape.num_heads for shape in reduce_decoder(model, ROWS, 0.75, 0.5).plan.shapes)
     assert sorted(heads) == [1, 2]
     assert model.num_parameters() == whole
     ids = torch.from_numpy(ROWS[0].ids.astype(np.int64))[None]
@@ -59,7 +58,7 @@ def test_a_graph_without_the_removed_heads_and_neurons_computes_the_logits_of_th
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     assert graph.key_heads == heads
     assert [one.shape[1] for one in new] == [heads[0], heads[0], heads[1], heads[1]]
-    assert graph.model.num_parameters() == parameters < whole
+    assert graph.model.num_parameters() == left_parameters(model) < whole
 
 
 @torch.no_grad()
@@ -80,14 +79,14 @@ def test_reported_errors_are_those_of_the_outputs_and_less_than_without_a_fit(ma
     for method in ("calibrated", "magnitude"):
         model = made()
         original = copy.deepcopy(model)
-        layers, _ = reduce_model(model, ROWS, Shares(neurons=0.5), method=method)
+        first, *_ = reduce_decoder(model, ROWS, neurons=0.5, method=method).reports
         before, after = (first_feed_forward(of) for of in (original, model))
         if made is tiny_gpt2:  # a bias takes up the mean, so that errors are relative to the variance
             before, after = (outputs - before.mean(0) for outputs in (before, after))
         if made is tiny_llama or method == "calibrated":  # without a fit, GPT-2's mean stays wrong
             measured = float((after - before).square().sum() / before.square().sum())
-            assert layers[0].feed_forward_error == pytest.approx(measured, rel=1e-3)
-        errors[method] = layers[0].feed_forward_error
+            assert first.feed_forward_error == pytest.approx(measured, rel=1e-3)
+        errors[method] = first.feed_forward_error
     assert 0 < errors["calibrated"] < errors["magnitude"]
 
 
@@ -98,11 +97,12 @@ def test_heads_without_effect_go_first_and_cost_nothing(method):
     attention_of(layers_of(model)[1], model.config).remove([0])
     with torch.no_grad():
         before = model(ids).logits
-    layers, _ = reduce_model(model, ROWS, Shares(heads=0.75), method=method)
+    reduced = reduce_decoder(model, ROWS, heads=0.75, method=method)
     with torch.no_grad():
         torch.testing.assert_close(model(ids).logits, before, rtol=1e-3, atol=1e-3)
-    assert [layer.heads for layer in layers] == [(0, 1), (1,)]
-    assert layers[1].head_scores[0] == pytest.approx(0, abs=1e-6 * layers[1].head_scores[1])
+    assert [layer.heads for layer in reduced.plan.layers] == [(0, 1), (1,)]
+    scores = reduced.reports[1].head_scores
+    assert scores[0] == pytest.approx(0, abs=1e-6 * scores[1])
 
 
 losses = st.lists(st.floats(0, 1), min_size=4, max_size=12).map(sorted)
@@ -152,8 +152,8 @@ def test_the_command_writes_a_directory_that_exports_to_smaller_caches(place, mo
     prompts = [one.text_before for one in EXAMPLES[:6]]
     monkeypatch.setattr("export.generate.bundle._MOST_ONNX_BYTES", 4 * metrics["parameters"])
     with pytest.raises(UsageError, match=r"model: got [\d,]+ bytes of weights in FP32, expected at most .* Reduce it"):
-        export_language_model(place / "model", place / "repository", "whole", prompts=prompts)
-    export_language_model(out, place / "repository", "small", prompts=prompts, int8=True)
+        export_bundle(LanguageModel(place / "model", "whole", prompts), place / "repository")
+    export_bundle(LanguageModel(out, "small", prompts, int8=True), place / "repository")
     manifest = Bundle.open(place / "repository" / "small-1").manifest
     for artifact in (one for tier in manifest.tiers for one in tier.artifacts):
         shapes = {spec.name: spec.shape for spec in manifest.tensors(artifact).inputs}

@@ -9,15 +9,13 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-import tritonclient.grpc as triton
 from PIL import Image
 from safetensors.torch import load_file
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.preprocess import preprocessor
 from edge.errors import UsageError
-from edge.launch import running_server
-from edge.runtimes.build import build, load_runner
+from edge.runtimes.build import load_runner
 from export.cli.export import export
 from export.cli.import_ import import_
 from export.cli.reduce import reduce
@@ -29,8 +27,10 @@ from export.finetune.models import open_model
 from export.importing.directory import read_directory
 from export.importing.image_processor import sample_images
 from tests.support.imported_directories import with_tokenizer, write_embedder
-from tests.support.marks import with_rtx, with_transformers
+from tests.support.marks import with_transformers
+from tests.support.sample_requests import column
 from tests.support.server_processes import served
+from tests.support.stock_client import served_bundles
 from tests.support.task_data import invoke, make_sentiment, make_tokenizer
 
 pytestmark = with_transformers
@@ -156,16 +156,6 @@ SENTENCES = ["the film was good", "a cat sat on the awful mat", "nice"]
 INPUTS = {"pairs": ("text", "text_pair"), "questions": ("question", "context")}
 
 
-def asked(client, name, columns):
-    """Send columns of texts or images, and return the outputs by name."""
-    tensors = []
-    for tensor, column in columns.items():
-        tensors.append(triton.InferInput(tensor, [len(column), 1], "BYTES"))
-        tensors[-1].set_data_from_numpy(np.array([[one] for one in column], np.object_))
-    result = client.infer(name, tensors)
-    return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
-
-
 def columns_of(name):
     """Return the texts for a model by the names of its inputs."""
     return dict(zip(INPUTS.get(name, ("text",)), (SENTENCES, SENTENCES[::-1]), strict=False))
@@ -193,21 +183,17 @@ def test_a_stock_client_gets_what_transformers_computes(imported, saved, bundles
     import transformers
 
     directory, bundle = embedder
-    with (
-        running_server([*map(bundles, MODELS), bundle], target="onnxruntime", cache=tmp_path / "cache") as ready,
-        triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
-        torch.no_grad(),
-    ):
+    with served_bundles([*map(bundles, MODELS), bundle], tmp_path / "cache") as ask, torch.no_grad():
         for name, (kind, *_) in MODELS.items():
             model, offsets = getattr(transformers, kind).from_pretrained(saved(name)).eval(), None
             if name == "pictures":
                 images = sample_images(open_model(imported(name)[0]).architecture.image)[:3]
-                found = asked(client, name, {"image": images})
+                found = ask(name, {"image": column(*images)})
                 processor = transformers.ViTImageProcessorPil.from_pretrained(saved(name))
                 read = processor([Image.open(io.BytesIO(one)) for one in images], return_tensors="pt")
             else:
                 columns = columns_of(name)
-                found = asked(client, name, {key: [text.encode() for text in one] for key, one in columns.items()})
+                found = ask(name, {key: column(*texts) for key, texts in columns.items()})
                 read = tokens_of(saved(name), columns)
                 offsets, mask = read.pop("offset_mapping"), read["attention_mask"].bool()
             wanted = {key: value for key, value in model(**read).items() if key.endswith("logits")}
@@ -224,7 +210,7 @@ def test_a_stock_client_gets_what_transformers_computes(imported, saved, bundles
                 assert found[output][seen].tolist() == names[seen].tolist()
             if name == "pairs":
                 np.testing.assert_array_equal(found["score"], found["logits"])
-        found = asked(client, "embeddings", {"text": [text.encode() for text in SENTENCES]})["embedding"]
+        found = ask("embeddings", {"text": column(*SENTENCES)})["embedding"]
         read = tokens_of(directory, {"text": SENTENCES})
         states = transformers.BertModel.from_pretrained(directory)(
             input_ids=read["input_ids"], attention_mask=read["attention_mask"]
@@ -266,15 +252,6 @@ def test_the_log_has_the_difference_of_each_tier(bundles, tmp_path):
         _, log = server.end()
     full, int8 = re.findall(r"its golden outputs differ at most by (\S+) \(x1\), (\S+) \(x1-int8\)", log)[0]
     assert float(full) < 1e-3 < float(int8)
-
-
-@with_rtx
-def test_imported_models_compile_with_fused_attention(bundles, tmp_path):
-    for name in ("tokens", "questions", "pictures"):
-        bundle = Bundle.open(bundles(name))
-        for tier in bundle.manifest.tiers:
-            built = build(bundle, "tensorrt-rtx:SM86", tmp_path, tier=tier.name)
-            assert built.record.engine.attention_fused, (name, tier.name)
 
 
 @pytest.fixture(scope="session")

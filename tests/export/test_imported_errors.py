@@ -7,7 +7,9 @@ import safetensors.torch
 import torch
 
 from edge.errors import GoldenError, UsageError
+from export.cli.compare import compare
 from export.cli.import_ import import_
+from export.cli.int8 import int8
 from export.cli.reduce import reduce
 from export.cli.report import report
 from export.cli.route import route
@@ -16,8 +18,6 @@ from export.errors import CheckpointError, DataError
 from export.importing.directory import read_directory
 from export.importing.image_processor import read_image_processor
 from export.importing.run import check_parity
-from export.papers.adaptive.run import compare
-from export.papers.frontier.int8_cli import int8
 from tests.support.imported_directories import (
     LABELS,
     change,
@@ -68,10 +68,7 @@ def test_an_embedder_with_a_dense_layer(embedder):
         ({"id2label": {**LABELS, "2": "fair"}}, "id2label: got 3 labels, expected one for each of the 2 rows"),
         ({"problem_type": "multi_label_classification"}, "problem_type: got multi_label.* of 2 outputs, expected"),
         ({"problem_type": "regression"}, "problem_type: got regression of 2 outputs, expected one label or score"),
-        (
-            {"id2label": {"0": "x" * 5000, "1": "y"}},
-            "id2label: got .*, expected 2 to 4096 short texts.*'fewheads pack'",
-        ),
+        ({"id2label": {"0": "x" * 5000, "1": "y"}}, "id2label: got .*, expected 2 to 4096 short texts.*'fewheads pac"),
         ({"architectures": ["BertForQuestionAnswering"], "num_attention_heads": 3}, "num_attention_heads: got 3"),
     ],
 )
@@ -83,9 +80,7 @@ def test_configurations_that_are_not_supported(fields, message, classifier):
 
 def test_files_that_are_missing(classifier):
     (classifier / "model.safetensors").rename(classifier / "pytorch_model.bin")
-    with pytest.raises(
-        CheckpointError, match=r"got only pytorch_model.bin, expected model.safetensors\. Load the model"
-    ):
+    with pytest.raises(CheckpointError, match=r"got only pytorch_model.bin, expected model.safetensors\. Load the mod"):
         read_directory(classifier)
     (classifier / "pytorch_model.bin").rename(classifier / "model.safetensors")
     weights = safetensors.torch.load_file(classifier / "model.safetensors")
@@ -104,32 +99,21 @@ def test_files_that_are_missing(classifier):
         read_directory(classifier)
 
 
+POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
+MAX = {"pooling_mode_mean_tokens": False, "pooling_mode_max_tokens": True}
+PROMPT = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
+
+
 @pytest.mark.parametrize(
     ("file", "fields", "message"),
     [
-        (
-            "1_Pooling/config.json",
-            {"pooling_mode_mean_tokens": False, "pooling_mode_max_tokens": True},
-            "max_tokens, exp",
-        ),
-        (
-            "1_Pooling/config.json",
-            {"pooling_mode": "lasttoken"},
-            "pooling_mode: got lasttoken, expected one of mean, cls",
-        ),
-        ("1_Pooling/config.json", {"pooling_mode_cls_token": True}, "got mean and cls, expected one of mean, cls"),
-        (
-            "2_Dense/config.json",
-            {"activation_function": "torch.nn.Softplus"},
-            "got 'torch.nn.Softplus', expected one of",
-        ),
-        ("2_Dense/config.json", {"out_features": 9}, r"safetensors tensors: got .*\[8, 32\].*, expected .*\[9, 32\]"),
+        (POOLING, MAX, "max_tokens, exp"),
+        (POOLING, {"pooling_mode": "lasttoken"}, "pooling_mode: got lasttoken, expected one of mean, cls"),
+        (POOLING, {"pooling_mode_cls_token": True}, "got mean and cls, expected one of mean, cls"),
+        (DENSE, {"activation_function": "torch.nn.Softplus"}, "got 'torch.nn.Softplus', expected one of"),
+        (DENSE, {"out_features": 9}, r"safetensors tensors: got .*\[8, 32\].*, expected .*\[9, 32\]"),
         ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case: got True, expected False"),
-        (
-            "config_sentence_transformers.json",
-            {"prompts": {"query": "query: "}, "default_prompt_name": "query"},
-            "default_prompt_name: got 'query', expected null",
-        ),
+        ("config_sentence_transformers.json", PROMPT, "default_prompt_name: got 'query', expected null"),
     ],
 )
 def test_modules_that_are_not_supported(file, fields, message, embedder):

@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import onnx
 import pytest
@@ -8,7 +6,7 @@ from torch import nn
 
 from edge.bundles.manifest import Tolerance
 from edge.errors import GoldenError, UsageError
-from export.models.attention import HeadScorer, MultiHeadAttention, adaptive_loss, adaptive_weight, hard_keep, soft_keep
+from export.models.attention import MultiHeadAttention
 from export.models.convert import golden_of, largest_difference, to_onnx
 from export.models.heads import NO_LABEL, SequenceClassifier, SpanClassifier, TokenClassifier
 from export.models.transformer import LayerShape, Transformer, TransformerConfig
@@ -27,21 +25,11 @@ def padding():
     return torch.tensor([[1.0] * 6, [1.0] * 4 + [0.0] * 2, [1.0] + [0.0] * 5])
 
 
-def attention(adaptive=None):
-    torch.manual_seed(1)
-    return MultiHeadAttention(WIDTH, HEADS, HEAD_DIM, adaptive)
-
-
-def set_scores(module, value):
-    last = module.scorer.layers[-2]
-    nn.init.zeros_(last.weight)
-    nn.init.constant_(last.bias, math.log(value / (1 - value)) if value < 1 else 100.0)
-
-
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("training", [False, True])
 def test_attention_equals_torch(x, padding, padded, training):
-    ours = attention().train(training)
+    torch.manual_seed(1)
+    ours = MultiHeadAttention(WIDTH, HEADS, HEAD_DIM).train(training)
     theirs = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True).eval()
     with torch.no_grad():
         projections = (ours.q_proj, ours.k_proj, ours.v_proj)
@@ -49,72 +37,8 @@ def test_attention_equals_torch(x, padding, padded, training):
         theirs.in_proj_bias.copy_(torch.cat([projection.bias for projection in projections]))
         theirs.out_proj.load_state_dict(ours.output_proj.state_dict())
         want = theirs(x, x, x, key_padding_mask=padding == 0 if padded else None, need_weights=False)[0]
-        got, scores = ours(x, padding if padded else None)
+        got = ours(x, padding if padded else None)
     torch.testing.assert_close(got, want)
-    assert scores is None
-
-
-@pytest.mark.parametrize("mode", ["literal", "fixed"])
-@pytest.mark.parametrize("training", [True, False])
-def test_full_scores_are_plain_attention_exactly(x, padding, mode, training):
-    adaptive, plain = attention(mode).train(training), attention().train(training)
-    plain.load_state_dict(adaptive.state_dict(), strict=False)
-    set_scores(adaptive, 1.0)
-    assert torch.equal(adaptive(x, padding)[0], plain(x, padding)[0])
-
-
-def test_reduced_head_is_attention_on_its_first_coordinates(x):
-    module = attention("fixed").eval()
-    set_scores(module, 0.49)  # floor(4 * 0.49) = 1
-    got, scores = module(x)
-    torch.testing.assert_close(scores, torch.full((3, HEADS), 0.49))
-    split = [p(x).unflatten(-1, (HEADS, HEAD_DIM)) for p in (module.q_proj, module.k_proj, module.v_proj)]
-    q, k, v = (part.transpose(1, 2)[..., :1] for part in split)
-    heads = ((q @ k.transpose(-1, -2)) / math.sqrt(HEAD_DIM)).softmax(-1) @ v
-    padded = nn.functional.pad(heads, (0, HEAD_DIM - 1)).transpose(1, 2).flatten(2)
-    torch.testing.assert_close(got, module.output_proj(padded))
-
-
-@pytest.mark.parametrize(
-    ("score", "rank_width", "kept"),
-    # At the threshold, just below a coordinate, never less than one; literal: 19 of a head's 8, and 6.
-    [(0.51, 8, 8), (0.5, 8, 4), (0.49, 8, 3), (0.01, 8, 1), (0.3, 64, 8), (0.1, 64, 6)],
-)
-def test_scores_choose_the_rank(score, rank_width, kept):
-    assert hard_keep(torch.tensor([[score]]), rank_width, 8)[0, 0].tolist() == [1.0] * kept + [0.0] * (8 - kept)
-
-
-def test_straight_through_gradient_is_that_of_the_soft_mask():
-    torch.manual_seed(0)
-    module = attention("fixed").double().train()
-    scores = torch.rand(5, HEADS, dtype=torch.float64).requires_grad_()
-    weights = torch.randn(5, HEADS, HEAD_DIM, dtype=torch.float64)
-    keep = module.keep(scores)
-    assert torch.equal(keep.detach(), hard_keep(scores, HEAD_DIM, HEAD_DIM))
-    (found,) = torch.autograd.grad((keep * weights).sum(), scores)
-    (wanted,) = torch.autograd.grad((soft_keep(scores, HEAD_DIM, HEAD_DIM) * weights).sum(), scores)
-    torch.testing.assert_close(found, wanted)
-    for warmth in (1.0, 8.0):
-        assert torch.autograd.gradcheck(lambda s, warmth=warmth: soft_keep(s, HEAD_DIM, HEAD_DIM, warmth), (scores,))
-
-
-@pytest.mark.parametrize(("mode", "value", "sign"), [("fixed", 0.5, 1), ("literal", 0.5 / HEADS, -1)])
-def test_adaptive_losses_and_their_weight(mode, value, sign):
-    scores = [torch.full((2, HEADS), one).requires_grad_() for one in (0.25, 0.75)]
-    loss = adaptive_loss(scores, mode)
-    loss.backward()
-    assert loss.item() == pytest.approx(value)
-    assert all((score.grad.sign() == sign).all() for score in scores)
-    assert list(map(adaptive_weight, (0.0999, 0.1, 0.95, 0.975, 1.0))) == pytest.approx([0, 0.01, 0.01, 0.03, 0.05])
-
-
-def test_a_scorer_starts_above_the_threshold_and_ignores_padding(x, padding):
-    scorer = HeadScorer(WIDTH, HEADS)
-    assert [m.out_features for m in scorer.layers if isinstance(m, nn.Linear)] == [WIDTH // 4, WIDTH // 4, HEADS]
-    assert ((scorer(x) > 0.5) & (scorer(x) < 1)).all(), "training starts from full heads"
-    noisy = torch.where(padding[:, :, None] == 1, x, torch.full_like(x, 1e3))
-    torch.testing.assert_close(scorer(noisy, padding), scorer(x, padding))
-    torch.testing.assert_close(scorer(x[1:2], padding[1:2]), scorer(x[1:2, :4]))
 
 
 DIM, LENGTH = 24, 9

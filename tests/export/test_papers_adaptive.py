@@ -1,21 +1,24 @@
 """Paper 002's mechanisms: scores, rotation, losses, smaller matrices, and their comparison."""
 
 import json
-from functools import cache
+import math
+from functools import cache, partial
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from edge.errors import UsageError
+from export.cli.compare import compare
 from export.errors import ReductionError
 from export.finetune.objectives import outputs_of
 from export.finetune.predictions import predict
 from export.finetune.recipe import Recipe
 from export.models.attention import MultiHeadAttention
-from export.papers.adaptive.comparison import HeadUse, Record, Speed, difference, head_use, multiplications, tables_of
+from export.papers.adaptive.attention import AdaptiveAttention, HeadScorer, hard_keep, soft_keep
 from export.papers.adaptive.mechanisms import MECHANISMS, SharedInputs
-from export.papers.adaptive.run import compare
+from export.papers.adaptive.run import HeadUse, Record, Speed, difference, head_use, multiplications, tables_of
 from export.papers.adaptive.scores import (
     GivenScores,
     GlobalScores,
@@ -26,10 +29,106 @@ from export.papers.adaptive.scores import (
     shrunk_model,
     with_scores,
 )
-from export.papers.adaptive.term import Budget, Penalty, Target, adaptive_term, temperature
+from export.papers.adaptive.term import (
+    AdaptiveObjective,
+    Budget,
+    Penalty,
+    Target,
+    adaptive_loss,
+    adaptive_term,
+    adaptive_weight,
+    temperature,
+)
 from export.papers.experiment import read_records
 from tests.support.reduction_data import batches, inputs, model
 from tests.support.task_data import Seen, accuracy_on, fine_tune, invoke, make_classifier, same
+
+WIDTH, HEADS, HEAD_DIM = 16, 4, 4
+
+
+@pytest.fixture
+def x():
+    return torch.randn(3, 6, WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def padding():
+    return torch.tensor([[1.0] * 6, [1.0] * 4 + [0.0] * 2, [1.0] + [0.0] * 5])
+
+
+def attention(mode, head_dim=HEAD_DIM):
+    """Return an attention with a scorer, or without one for mode None, and the same weights each time."""
+    torch.manual_seed(1)
+    plain = MultiHeadAttention(WIDTH, HEADS, head_dim)
+    return AdaptiveAttention(plain, mode, HeadScorer(WIDTH, HEADS)) if mode else plain
+
+
+def set_scores(module, value):
+    last = module.scorer.layers[-2]
+    nn.init.zeros_(last.weight)
+    nn.init.constant_(last.bias, math.log(value / (1 - value)) if value < 1 else 100.0)
+
+
+@pytest.mark.parametrize("mode", ["literal", "fixed"])
+@pytest.mark.parametrize("training", [True, False])
+def test_full_scores_are_plain_attention_exactly(x, padding, mode, training):
+    adaptive, plain = attention(mode).train(training), attention(None).train(training)
+    set_scores(adaptive, 1.0)
+    assert torch.equal(adaptive(x, padding), plain(x, padding))
+
+
+def test_reduced_head_is_attention_on_its_first_coordinates(x):
+    module = attention("fixed").eval()
+    set_scores(module, 0.49)  # floor(4 * 0.49) = 1
+    got = module(x)
+    torch.testing.assert_close(module.scorer(x), torch.full((3, HEADS), 0.49))
+    split = [p(x).unflatten(-1, (HEADS, HEAD_DIM)) for p in (module.q_proj, module.k_proj, module.v_proj)]
+    q, k, v = (part.transpose(1, 2)[..., :1] for part in split)
+    heads = ((q @ k.transpose(-1, -2)) / math.sqrt(HEAD_DIM)).softmax(-1) @ v
+    padded = nn.functional.pad(heads, (0, HEAD_DIM - 1)).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(got, module.output_proj(padded))
+
+
+@pytest.mark.parametrize(
+    ("score", "rank_width", "kept"),
+    # At the threshold, just below a coordinate, never less than one; literal: 19 of a head's 8, and 6.
+    [(0.51, 8, 8), (0.5, 8, 4), (0.49, 8, 3), (0.01, 8, 1), (0.3, 64, 8), (0.1, 64, 6)],
+)
+def test_scores_choose_the_rank(score, rank_width, kept):
+    assert hard_keep(torch.tensor([[score]]), rank_width, 8)[0, 0].tolist() == [1.0] * kept + [0.0] * (8 - kept)
+
+
+def test_straight_through_gradient_is_that_of_the_soft_mask():
+    torch.manual_seed(0)
+    module = attention("fixed").double().train()
+    scores = torch.rand(5, HEADS, dtype=torch.float64).requires_grad_()
+    weights = torch.randn(5, HEADS, HEAD_DIM, dtype=torch.float64)
+    keep = module.keep(scores)
+    assert torch.equal(keep.detach(), hard_keep(scores, HEAD_DIM, HEAD_DIM))
+    (found,) = torch.autograd.grad((keep * weights).sum(), scores)
+    (wanted,) = torch.autograd.grad((soft_keep(scores, HEAD_DIM, HEAD_DIM) * weights).sum(), scores)
+    torch.testing.assert_close(found, wanted)
+    for warmth in (1.0, 8.0):
+        assert torch.autograd.gradcheck(lambda s, warmth=warmth: soft_keep(s, HEAD_DIM, HEAD_DIM, warmth), (scores,))
+
+
+@pytest.mark.parametrize(("mode", "value", "sign"), [("fixed", 0.5, 1), ("literal", 0.5 / HEADS, -1)])
+def test_adaptive_losses_and_their_weight(mode, value, sign):
+    scores = [torch.full((2, HEADS), one).requires_grad_() for one in (0.25, 0.75)]
+    loss = adaptive_loss(scores, mode)
+    loss.backward()
+    assert loss.item() == pytest.approx(value)
+    assert all((score.grad.sign() == sign).all() for score in scores)
+    assert list(map(adaptive_weight, (0.0999, 0.1, 0.95, 0.975, 1.0))) == pytest.approx([0, 0.01, 0.01, 0.03, 0.05])
+
+
+def test_a_scorer_starts_above_the_threshold_and_ignores_padding(x, padding):
+    scorer = HeadScorer(WIDTH, HEADS)
+    assert [m.out_features for m in scorer.layers if isinstance(m, nn.Linear)] == [WIDTH // 4, WIDTH // 4, HEADS]
+    assert ((scorer(x) > 0.5) & (scorer(x) < 1)).all(), "training starts from full heads"
+    noisy = torch.where(padding[:, :, None] == 1, x, torch.full_like(x, 1e3))
+    torch.testing.assert_close(scorer(noisy, padding), scorer(x, padding))
+    torch.testing.assert_close(scorer(x[1:2], padding[1:2]), scorer(x[1:2, :4]))
 
 
 @pytest.mark.parametrize(("share", "sign"), [(0.9, 1), (0.3, -1)])
@@ -57,7 +156,7 @@ def test_the_loss_is_the_lagrangian_and_its_multipliers_rise_above_the_target():
 def test_the_target_falls_and_the_gates_cool():
     assert [Budget(0.5).target_at(p) for p in (0, 0.1, 0.3, 0.5, 1)] == pytest.approx([1, 1, 0.75, 0.5, 0.5])
     assert [temperature(p) for p in (0, 0.5, 1)] == [8, 4.5, 1]
-    module, gradients = MultiHeadAttention(16, 4, 64, "budget").train(), []
+    module, gradients = attention("budget", 64).train(), []
     for module.rank_temperature in (8.0, 0.1):
         scores = torch.full((1, 4), 0.3, requires_grad=True)
         module.keep(scores)[0, :, 24].sum().backward()
@@ -163,7 +262,14 @@ def trained(learnt, train, holdout, mode, kind, epochs=2, scorer=None, **options
     model = with_scores(learnt, mode, scorer or scorers(0))
     before = head_use(model, holdout)
     with adaptive_term(model, kind) as term:
-        tuned = fine_tune(model, train, recipe, evaluate=accuracy_on(model, holdout), extra=term, **options)
+        tuned = fine_tune(
+            model,
+            train,
+            recipe,
+            evaluate=accuracy_on(model, holdout),
+            objective=partial(AdaptiveObjective, term=term),
+            **options,
+        )
     return model, before, head_use(model, holdout), tuned
 
 

@@ -21,8 +21,8 @@ from export.generate.formats import Example, Source, read_source
 from export.generate.model import Base, LastStates, identity_of, new_gpt2, save_backbone
 from export.generate.tokenizer import train_characters
 from export.generate.train import read_corpus
-from export.papers.backward.compare import Comparison, Record, Settings
 from export.papers.backward.methods import ADAPTER, FROZEN, HEAD, METHODS, read_task
+from export.papers.backward.run import HeadComparison, Record, Settings
 from export.papers.backward.training import LowRankAdapter, Temperature, load_head, new_head, train_head
 from export.papers.experiment import read_records
 from export.training.objective import Observer
@@ -265,7 +265,7 @@ def settings_of(base, **changes):
 
 def test_an_epoch_of_each_method_has_each_example_once(base, data, tmp_path):
     task = read_task(data / "sums", base.tokenizer, POSITIONS, 40)
-    experiment = Comparison(settings_of(base), tmp_path, base, {"sums": task})
+    experiment = HeadComparison(settings_of(base), tmp_path, base, {"sums": task})
     for method in METHODS.values():
         if method.make:
             objective = experiment.objective("sums", method, method.make(base, 0), 0)
@@ -313,7 +313,7 @@ def test_one_command_compares_all_methods_and_resumes(compared, backbone, base, 
 
 def tables_of(base, tmp_path, losses, right):
     """Return cross-entropies and right answers by row, of losses by method and seed, of two tokens for each example."""
-    experiment = Comparison(settings_of(base, data={"toy": ""}, seeds=3), tmp_path)
+    experiment = HeadComparison(settings_of(base, data={"toy": ""}, seeds=3), tmp_path)
     names = {part.arguments[1:]: part.name for part in experiment.parts()}
     records = {
         names[method.name, seed]: Record(losses=tuple(of), tokens=(2,) * len(of), right=tuple(map(bool, right[method])))

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from edge.bundles.manifest import Measure
 from edge.errors import UsageError
+from export.cli.calculator import calculator
 from export.papers.calculator import tables
 from export.papers.calculator.benchmark import baseline, errors_of, score
 from export.papers.calculator.networks import NETWORKS
 from export.papers.calculator.records import FROZEN, RunRecord, grouped, pooled, results_of
-from export.papers.calculator.run import calculator
 from export.papers.calculator.train import train_run
 from export.papers.experiment import read_records
 from export.training.checkpoint import load
@@ -49,7 +50,7 @@ def models(out):
 
 
 def test_runs_of_a_model_are_its_seeds_and_a_constructed_one_counts_once(models, out):
-    assert {name: model.seeds for name, model in models.items()} == {"oracle": 1, "gate": 1, "fnn2": 3}
+    assert {name: model.measures[0].seeds for name, model in models.items()} == {"oracle": 1, "gate": 1, "fnn2": 3}
     accuracy = (out / "report.md").read_text().split("## Accuracy")[1].split("##")[0]
     rows = [line.split("|")[1].strip() for line in accuracy.splitlines() if line.startswith("| ")]
     assert rows[2:] == ["oracle", "gate", "fnn2"], "in the order of the specs"
@@ -67,7 +68,7 @@ def test_another_training_makes_another_model():
     assert found == {"transformer4": [0, 1], "gate": [0], "transformer4 (training 2)": [0]}
 
 
-def test_scores_are_geometric_means_and_tests_are_of_their_logarithms(models, given, splits):
+def test_scores_are_geometric_means_and_tests_are_of_their_logarithms(models, given, splits, out):
     scores = []
     for run in given:
         model, config, _ = load(run, NETWORKS)
@@ -77,7 +78,10 @@ def test_scores_are_geometric_means_and_tests_are_of_their_logarithms(models, gi
     measure = models["fnn2"].measure("score", "benchmark")
     assert (measure.value, measure.seeds) == (pytest.approx(scipy.stats.gmean(scores)), 3)
     half = scipy.stats.t.ppf(0.975, 2) * scipy.stats.sem(np.log(scores))
-    assert np.log(measure.interval) == pytest.approx([np.log(measure.value) - half, np.log(measure.value) + half])
+    runs = [one for record in read_records(out, RunRecord).values() for one in record.measures if record.model == FNN2]
+    ends = [np.log(one.interval) - np.log(one.value) for one in runs if one.metric == "score"]
+    low, high = np.hypot(np.mean(ends, axis=0), half)
+    assert np.log(measure.interval) == pytest.approx([np.log(measure.value) - low, np.log(measure.value) + high])
     frozen = np.log([score(errors, baseline().mean) for errors in baseline().seeds.values()])
     ratio, p = models["fnn2"].against[FROZEN]
     assert p == pytest.approx(scipy.stats.ttest_ind(np.log(scores), frozen, equal_var=False).pvalue)
@@ -137,17 +141,29 @@ def test_wrong_runs_are_rejected(given, tmp_path):
         invoke(calculator, "compare", given[0], "--out", given[0] / "out")
 
 
-@pytest.mark.parametrize("page", tables.documents(), ids=lambda page: f"{page.parent.name}/{page.name}")
-def test_the_documents_have_the_tables_of_the_records(page):
-    assert tables.written(page.read_text(), tables.documents()[page]) == page.read_text(), "run the command in it"
+def test_means_of_seeds_are_compared_by_their_intervals_as_the_seeds_are():
+    """As the committed records have them, with Student's intervals."""
+    scores = {"fnn2": [1.7, 1.9, 2.2], "gate": [9e5, 1e6, 1.2e6, 1e6]}
+    runs, means = {}, {}
+    for name, values in scores.items():
+        of_seeds = [Measure("score", "benchmark", value, 9) for value in values]
+        fields = {"model": name, "trainer": "", "parameters": 1, "paper_long": 0.0, "paper_scores": (1.0,)}
+        runs[name] = [RunRecord(seed=n, measures=(one,), **fields) for n, one in enumerate(of_seeds)]
+        means[name] = [RunRecord(seed=None, measures=pooled(runs[name]), **fields)]
+    expected, found = ({one.name: one.against for one in results_of(groups)} for groups in (runs, means))
+    for name, against in expected.items():
+        assert found[name] == {other: pytest.approx(pair) for other, pair in against.items()}
+    p = scipy.stats.ttest_ind(*map(np.log, scores.values()), equal_var=False).pvalue
+    ratio = scipy.stats.gmean(scores["fnn2"]) / scipy.stats.gmean(scores["gate"])
+    assert expected["fnn2"]["gate"] == pytest.approx((ratio, p))
 
 
-def test_shares_over_seeds_cover_the_items():
+def test_shares_count_items_and_seeds():
     records = read_records(tables.RESULTS / "stack", RunRecord)
-    (stack, lstm, _) = grouped(records).values()
-    found = {(one.metric, one.split): one for one in pooled([run.measures for run in stack])}
-    assert found["right", "val"].interval == pytest.approx(wilson(2000, 2000)), "seeds that are all right"
-    found = {(one.metric, one.split): one for one in pooled([run.measures for run in lstm])}
-    values = [one.value for run in lstm for one in run.measures if (one.metric, one.split) == ("right", "paper/long")]
-    low, high = found["right", "paper/long"].interval
-    assert high - low > scipy.stats.t.ppf(0.975, 4) * scipy.stats.sem(values) * 2 - 1e-9
+    stack, lstm = ({(one.metric, one.split): one for one in pooled(runs)} for runs in [*grouped(records).values()][:2])
+    assert stack["right", "val"].interval == pytest.approx(wilson(2000, 2000)), "seeds that are all right"
+    runs = [record for record in records.values() if record.model == "calculator-token-lstm"]
+    values = [one.value for run in runs for one in run.measures if (one.metric, one.split) == ("right", "paper/long")]
+    low, high = lstm["right", "paper/long"].interval
+    of_seeds = scipy.stats.t.ppf(0.975, 4) * scipy.stats.sem(values)
+    assert of_seeds < (high - low) / 2 < of_seeds + 0.04

@@ -16,7 +16,6 @@ from export.errors import CheckpointError, JobError
 from export.papers.experiment import (
     Experiment,
     Part,
-    Table,
     compute_parts,
     read_records,
     read_settings,
@@ -24,6 +23,7 @@ from export.papers.experiment import (
     run_experiment,
 )
 from export.report.drawing import finish_axes, new_figure, plot_points
+from export.report.table import Table
 from export.training.intervals import Difference, Mean
 from tests.support.commands import SECONDS
 

@@ -10,15 +10,14 @@ import torch
 from click.testing import CliRunner
 
 from edge.errors import UsageError
+from export.cli.looped import looped
 from export.papers.experiment import RECORDS, read_records
-from export.papers.looped import MODEL, tables
+from export.papers.looped import MODEL
 from export.papers.looped.baselines import BASELINES
-from export.papers.looped.cli import looped
 from export.papers.looped.measure import TaskResult, error_path, pair_errors, stopping_of
 from export.papers.looped.model import PromptTransformer, Trajectory
 from export.papers.looped.prompts import draw_prompts
 from export.papers.looped.recipes import Curriculum, Rising, plan_of
-from export.papers.looped.report import tables_of
 from export.papers.looped.run import group_name, open_runs, tasks_of
 from export.papers.looped.train import train_run
 from export.training.checkpoint import save
@@ -127,10 +126,10 @@ def test_one_command_writes_records_report_and_figures_and_resumes(runs, tmp_pat
 
 def test_an_interval_of_ratios_counts_seeds_where_there_are_several():
     errors = np.random.default_rng(0).exponential(size=(1, 400))
-    once, worse = Sample(errors, np.ones(400)), Sample(1.5 * errors, np.ones(400))
+    once, worse = Sample.of_items(errors, np.ones(400)), Sample.of_items(1.5 * errors, np.ones(400))
     assert worse.over(once).interval == pytest.approx((1.5, 1.5))  # the same prompts
     levels = np.array([0.8, 1.0, 1.25])
-    several = Sample(levels[:, None] * errors, np.ones(400)).over(once)
+    several = Sample.of_items(levels[:, None] * errors, np.ones(400)).over(once)
     logs = np.log(levels)  # Student's with two degrees of freedom
     half = 4.3027 * logs.std(ddof=1) / 3**0.5
     center = np.log(levels.mean())
@@ -143,15 +142,6 @@ def test_stopping_counts_the_loops_that_each_prompt_takes():
     points = {point.tolerance: point for point in stopping_of([Trajectory(2 * errors, residuals)], 2.0)}
     assert (points[0.1].mean_loops, points[0.1].most, points[0.1].error) == (2.5, pytest.approx(2.9), 1.0)
     assert points[0.005].mean_loops == 4
-
-
-def test_the_published_page_has_the_tables_of_its_records():
-    page = (tables.RESULTS.parent / "RESULTS.md").read_text()
-    assert tables.page_of(page) == page
-    report = (tables.RESULTS / "report.md").read_text()
-    for task in read_records(tables.RESULTS, TaskResult).values():
-        for table in tables_of(task):
-            assert f"## {table.title}\n\n" + "\n".join(table.markdown()) in report
 
 
 def test_missing_packages_are_named_before_the_work(runs, tmp_path, monkeypatch):

@@ -20,12 +20,12 @@ from edge.errors import GoldenError, UsageError
 from export.bundle.tier_files import export_tier
 from export.cli.export import export
 from export.cli.finetune import finetune
+from export.cli.int8 import int8
 from export.finetune.models import open_model
 from export.finetune.predictions import read_predictions
 from export.generate.decoder import DecoderGraph, decoder_onnx
 from export.generate.joined_cache import join_caches
 from export.models.convert import golden_of, outputs_of
-from export.papers.frontier.int8_cli import int8
 from export.quantize.calibration import calibration_feeds, feeds_of, plain_onnx
 from export.quantize.int8 import quantized
 from export.quantize.precision import half

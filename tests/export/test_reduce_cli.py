@@ -37,16 +37,8 @@ def first(place):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(output, "LINE_SECONDS", 0.05)
         patch.delenv("FEWHEADS_DATA", raising=False)
-        command = [
-            str(place / "SST-2"),
-            *OPTIONS,
-            "--target-speedup",
-            "1.05",
-            "--out",
-            str(place / "reduced"),
-            "--json",
-        ]
-        return CliRunner().invoke(reduce, command, catch_exceptions=False)
+        command = ("--target-speedup", "1.05", "--out", str(place / "reduced"), "--json")
+        return CliRunner().invoke(reduce, [str(place / "SST-2"), *OPTIONS, *command], catch_exceptions=False)
 
 
 def test_a_run_becomes_a_smaller_run_that_can_be_fine_tuned(place, first):
@@ -82,12 +74,8 @@ def test_a_run_becomes_a_smaller_run_that_can_be_fine_tuned(place, first):
 
 def test_a_reduction_prints_lines_when_piped(first):
     lines = first.stderr.splitlines()
-    seen = [
-        line
-        for line in lines
-        if re.fullmatch(r"times of the options: \d+ of \d+, 0:00:\d\d(, about 0:00:\d\d left)?", line)
-    ]
-    assert len(set(seen)) > 2
+    shown = re.compile(r"times of the options: \d+ of \d+, 0:00:\d\d(, about 0:00:\d\d left)?")
+    assert len({line for line in lines if shown.fullmatch(line)}) > 2
 
 
 def test_a_speedup_far_below_the_planned_one_is_remarked_on(place, first, tmp_path):
@@ -189,18 +177,8 @@ def test_a_run_with_fewer_layers_is_trained_and_exported_under_what_it_was_plann
     timings = tuple(replace(t, comparison=replace(t.comparison, ratio=1.0)) for t in table.timings)
     key = {**table.key, "device": "Jetson Orin Nano Super", "power_mode": "MAXN_SUPER"}
     replace(table, key=key, timings=timings).write(tables / "layers.json")
-    options = (
-        "--calibration",
-        200,
-        "--tokens",
-        16,
-        "--target-speedup",
-        1.05,
-        "--latency-table",
-        tables / "layers.json",
-    )
-    out = tables / "one"
-    text = invoke(reduce, tables / "SST-2", *options, "--out", out)
+    out, options = tables / "one", ("--target-speedup", 1.05, "--latency-table", tables / "layers.json")
+    text = invoke(reduce, tables / "SST-2", *OPTIONS, *options, "--out", out)
     found = open_model(out)
     (kept,) = found.config.planned.kept
     assert f"Reduced to {out}, without layers {1 - kept}" in text

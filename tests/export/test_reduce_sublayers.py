@@ -15,7 +15,7 @@ from export.reduce.algebra import (
 )
 from export.reduce.calibration import Moments, attention_statistics, check_calibration, feed_forward_statistics
 from export.reduce.states import embedded, gradient_importance, layers_of, relative_error
-from export.reduce.sublayers import AttentionReducer, FeedForwardReducer, with_attention, with_feed_forward
+from export.reduce.sublayers import AttentionReducer, FeedForwardReducer, with_half
 from tests.support.reduction_data import batches, model
 
 
@@ -134,7 +134,7 @@ def test_full_rank_reproduces_an_attention(architecture):
     data = [batch._replace(segments=None) for batch in batches()]
     layer, states, wanted, statistics, _ = calibrated(model(architecture=architecture), data)
     reduced = AttentionReducer(layer.attention, statistics).reduced(4, 8)
-    found = with_attention(layer, reduced).after_attention(states[0], data[0].mask)
+    found = with_half(layer, "attention", reduced).after_attention(states[0], data[0].mask)
     torch.testing.assert_close(found, wanted[0], rtol=0, atol=1e-5)
     # b_V has gone into b_O, and b_K nowhere.
     assert not reduced.module.v_proj.bias.any()
@@ -147,7 +147,7 @@ def test_scale_of_the_new_logits_may_be_chosen(halves, data):
     reducer = AttentionReducer(layer.attention, statistics)
     one, other = reducer.reduced(4, 5).module, reducer.reduced(4, 5, scale=1.0).module
     assert (one.scale, other.scale) == (5**-0.5, 1.0)
-    torch.testing.assert_close(one(states[0], data[0].mask)[0], other(states[0], data[0].mask)[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(one(states[0], data[0].mask), other(states[0], data[0].mask), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("rank", [6, 2])
@@ -156,7 +156,7 @@ def test_calibration_beats_the_weights_alone_which_beat_a_slice(halves, data, ra
     errors = {}
     for method in ("calibrated", "weights", "slice"):
         reduced = AttentionReducer(layer.attention, statistics, method).reduced(4, rank)
-        measured = relative_error(layer, with_attention(layer, reduced), "attention", states, data)
+        measured = relative_error(layer, with_half(layer, "attention", reduced), "attention", states, data)
         errors[method] = (reduced.logits_error, reduced.output_error, measured)
     for better, worse in (("calibrated", "weights"), ("weights", "slice")):
         assert errors[better] < errors[worse], errors
@@ -212,11 +212,11 @@ def test_a_removed_heads_mean_stays(halves, data):
 
     handle = attention.output_proj.register_forward_pre_hook(mask_first)
     with torch.no_grad():
-        masked = attention(states[0], data[0].mask)[0]
+        masked = attention(states[0], data[0].mask)
     handle.remove()
     # With heads that have nothing to do with each other, no other head can make up for it, and W_O stays as it is.
     apart = statistics._replace(C=statistics.C * blocks(torch.ones(4, 8, 8)))
-    found = AttentionReducer(attention, apart).reduced((1, 2, 3), 8).module(states[0], data[0].mask)[0]
+    found = AttentionReducer(attention, apart).reduced((1, 2, 3), 8).module(states[0], data[0].mask)
     torch.testing.assert_close(found, masked, rtol=1e-4, atol=1e-4)
 
 
@@ -224,7 +224,7 @@ def test_a_removed_heads_mean_stays(halves, data):
 def test_predicted_error_of_fewer_heads_is_measured(halves, data, heads):
     layer, states, _, statistics, _ = halves
     reduced = AttentionReducer(layer.attention, statistics).reduced(heads, 8)
-    measured = relative_error(layer, with_attention(layer, reduced), "attention", states, data)
+    measured = relative_error(layer, with_half(layer, "attention", reduced), "attention", states, data)
     assert measured == pytest.approx(reduced.output_error, rel=1e-4)
 
 
@@ -232,5 +232,5 @@ def test_predicted_error_of_fewer_heads_is_measured(halves, data, heads):
 def test_predicted_error_of_feed_forward_is_measured(halves, data, units):
     layer, _, after, _, statistics = halves
     reduced = FeedForwardReducer(layer.feed_forward, statistics).reduced(units)
-    measured = relative_error(layer, with_feed_forward(layer, reduced), "feed_forward", after, data)
+    measured = relative_error(layer, with_half(layer, "feed_forward", reduced), "feed_forward", after, data)
     assert measured == pytest.approx(reduced.output_error, rel=1e-3, abs=1e-9)

@@ -25,9 +25,8 @@ from export.finetune.predictions import predict, read_predictions
 from export.finetune.recipe import Recipe
 from export.finetune.run import finetune_run, prepare
 from tests.support.image_model import encoded
-from tests.support.marks import with_transformers
 from tests.support.sample_requests import column, triton_input
-from tests.support.task_data import invoke, make_transformer, real, reduce_and_teach, write_idx, write_model
+from tests.support.task_data import invoke, make_transformer, real, write_idx, write_model
 
 
 def test_the_real_mnist():
@@ -205,25 +204,6 @@ def test_teachers_that_see_something_else(place, tmp_path):
         finetune_run(MNIST, source, data, reader, tmp_path / "run", Recipe(), **options)
     with pytest.raises(UsageError, match=r"got 'MNIST', expected digits"):
         open_tuned(place / "MNIST", "digits")
-
-
-@pytest.mark.slow
-def test_a_run_is_reduced_and_taught(place, tmp_path):
-    calibration = ("--calibration", 100, "--target-speedup", 1.02)
-    assert reduce_and_teach("MNIST", place, tmp_path, *OPTIONS, calibration=calibration)["tokens"] == 17
-
-
-@pytest.mark.slow
-@with_transformers
-def test_a_model_of_hugging_face(place, tmp_path):
-    import transformers
-
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    config = transformers.ViTConfig(image_size=28, patch_size=7, num_channels=1, **sizes)
-    transformers.ViTModel(config, add_pooling_layer=False).save_pretrained(tmp_path / "model")
-    arguments = ("--data-dir", place, "--out", tmp_path, "--epochs", 1, *OPTIONS)
-    invoke(finetune, "MNIST", "--model", tmp_path / "model", *arguments)
-    assert open_model(tmp_path / "MNIST").architecture.labels == tuple("0123456789")
 
 
 def test_exported_run_reads_files_as_it_was_trained(tmp_path):

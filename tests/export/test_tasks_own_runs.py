@@ -1,29 +1,38 @@
-import csv
 import json
 import shlex
 import shutil
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
+from PIL import Image
 
 from edge.bundles.bundle import Bundle
+from edge.bundles.image import ImagePreprocessor
 from edge.errors import UsageError
+from edge.launch import running_server
+from export.cli.compare import compare
 from export.cli.export import export
 from export.cli.finetune import finetune
 from export.cli.plan import plan
 from export.cli.reduce import reduce
 from export.cli.report import report
 from export.cli.route import route
+from export.data.images import image_step
+from export.data.tokens import load_tokenizer
 from export.errors import DataError
 from export.finetune.models import open_model
 from export.finetune.predictions import read_predictions
-from export.papers.adaptive.comparison import Record
-from export.papers.adaptive.run import compare
+from export.papers.adaptive.run import Record
 from export.papers.experiment import read_records
 from export.training.runs import CONFIG, REPORT, read_config
-from tests.support.task_data import NEUTRAL, invoke, make_sentiment
+from tests.support.commands import shown
+from tests.support.task_data import NEUTRAL, invoke, make_sentiment, write_rows
 
 TUNING = ("--lr", 2e-2, "--batch", 32, "--max-length", 32)
 #: Longer than what bundles take of shorter data.
@@ -32,10 +41,8 @@ CALIBRATION = ("--calibration", 200, "--tokens", 8, "--target-speedup", 1.05)
 
 
 def write_reviews(path, items):
-    with open(path, "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("review", "stars", "id"))
-        writer.writerows((text, "like" if label else "dislike", number) for number, (text, label) in enumerate(items))
+    rows = [(text, "like" if label else "dislike", number) for number, (text, label) in enumerate(items)]
+    write_rows(path, ("review", "stars", "id"), rows)
 
 
 @pytest.fixture(scope="module")
@@ -244,3 +251,85 @@ def test_options_that_do_not_go_together(tuned, tmp_path):
     ):
         with pytest.raises((UsageError, DataError), match=message):
             invoke(finetune, "--model", tuned / "model", "--out", tmp_path, *arguments)
+
+
+#: Made by Hugging Face's datasets; its classes are good and bad.
+SAVED = Path(__file__).parents[1] / "data" / "own_data" / "saved"
+PICTURES = "pictures"
+TEXTS = ("the film was good", "awful plot", "a nice cat")
+ROWS = [(text, ("bad", "good")[label]) for text, label in dict(make_sentiment(120)).items()]
+
+
+def write_table(name):
+    return lambda root: write_rows(root / name, ("text", "label"), ROWS)
+
+
+def write_splits(root):
+    for name in ("train.csv", "dev.csv"):
+        write_table(f"splits/{name}")(root)
+    return root / "splits"
+
+
+def copy_saved(root):
+    pytest.importorskip("pyarrow")
+    return shutil.copytree(SAVED, root / "saved")
+
+
+def write_pictures(root):
+    for number in range(40):
+        folder = root / "pictures" / ("dark", "bright")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (100 * (number % 2) + number, 20, 30)).save(folder / f"{number}.png")
+    return root / "pictures"
+
+
+#: Name to a function that writes data below a directory, and returns their path.
+FORMATS = {
+    **{ending: write_table(f"reviews.{ending}") for ending in ("csv", "tsv", "jsonl", "parquet")},
+    "splits": write_splits,
+    "saved": copy_saved,
+    PICTURES: write_pictures,
+}
+
+
+@pytest.fixture(scope="module")
+def exported(place):
+    """Return a function that trains on a format once, and returns the run; its bundle is in the same directory."""
+
+    @cache
+    def export_run(name):
+        model = ("--dim", 16, "--depth", 1) if name == PICTURES else ("--model", place / "small", "--max-length", 32)
+        options = ("--epochs", 1, "--no-report", "--name", name, "--out", place / "runs")
+        (place / name).mkdir()
+        invoke(finetune, "--data", FORMATS[name](place / name), *model, *options)
+        quick = ("--artifacts", "onnxruntime", "--no-measure", "--name", name)
+        invoke(export, place / "runs" / name, "--repository", place / "runs", *quick)
+        return place / "runs" / name
+
+    return export_run
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_format_becomes_a_bundle(name, exported):
+    assert exported(name).is_dir()
+
+
+def test_each_format_reaches_a_served_answer(exported, place, tmp_path):
+    names = [name for name in FORMATS if name not in ("parquet", "saved") or find_spec("pyarrow")]
+    bundles = [exported(name).with_name(f"{name}-1") for name in names]
+    with running_server(bundles, target="onnxruntime", cache=tmp_path) as ready:
+        for name in names:
+            found = open_model(exported(name))
+            if name == PICTURES:
+                sent = sorted((place / name).glob("*/*/1*.png"))[:3]
+                step = ImagePreprocessor(image_step(8, 3))
+                inputs = [torch.from_numpy(step.read(one.read_bytes(), "image")[None]) for one in sent]
+            else:
+                sent, tokenizer = TEXTS, load_tokenizer(exported(name))
+                inputs = [torch.tensor([tokenizer.encode(text).ids]) for text in sent]
+            asked = ("infer", name, *sent, "--url", f"127.0.0.1:{ready.grpc_port}", "--json")
+            outputs = json.loads(shown(*asked))["outputs"]
+            with torch.no_grad():
+                logits = np.stack([found.head(one)[0].numpy() for one in inputs])
+            np.testing.assert_allclose(outputs["logits"], logits, atol=1e-4, err_msg=name)
+            assert outputs["label"] == [[found.architecture.labels[number]] for number in logits.argmax(axis=1)], name

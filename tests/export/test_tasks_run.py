@@ -10,15 +10,15 @@ import pytest
 from click.testing import CliRunner
 
 from edge.errors import UsageError
+from export.cli.compare import compare
 from export.cli.finetune import finetune
+from export.cli.frontier import frontier
 from export.data.tokens import load_tokenizer
 from export.errors import CheckpointError, DataError
 from export.finetune.models import open_model, open_tuned
 from export.finetune.predictions import predict, read_predictions
 from export.finetune.run import prepare
 from export.finetune.text_tasks import TASKS
-from export.papers.adaptive.run import compare
-from export.papers.frontier.cli import frontier
 from export.training.provenance import Processor, described, features_of
 from export.training.runs import CONFIG, read_config
 from tests.support.task_data import invoke

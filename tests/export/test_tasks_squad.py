@@ -3,13 +3,12 @@ import json
 import numpy as np
 import pytest
 import torch
-import tritonclient.grpc as triton
 
 from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
-from edge.launch import running_server
 from export.cli.export import export
 from export.cli.finetune import finetune
+from export.cli.reduce import reduce
 from export.data.squad import encode_windows, read
 from export.data.tokens import load_tokenizer
 from export.errors import DataError
@@ -18,13 +17,14 @@ from export.finetune.predictions import read_predicted
 from export.finetune.questions import SQUAD, Answers, exact_match, extract, normalised, token_f1
 from export.finetune.run import prepare
 from export.models.heads import SpanClassifier
+from tests.support.sample_requests import column
+from tests.support.stock_client import served_bundles
 from tests.support.task_data import (
     NEUTRAL,
     invoke,
     make_tokenizer,
     make_transformer,
     real,
-    reduce_and_teach,
     write_model,
 )
 
@@ -182,21 +182,15 @@ def test_a_stock_client_gets_the_logits_of_a_run_and_the_places_of_its_tokens(pl
     run = place / "SQuAD"
     invoke(export, run, "--repository", tmp_path, "--name", "questions", "--no-measure")
     context, question = "the film was good . the cat sat on the mat", "cat sat"
-    with (
-        running_server([tmp_path / "questions-1"], target="onnxruntime", cache=tmp_path / "cache") as ready,
-        triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
-    ):
-        tensors = [triton.InferInput(name, [1, 1], "BYTES") for name in ("question", "context")]
-        for tensor, text in zip(tensors, (question, context), strict=True):
-            tensor.set_data_from_numpy(np.array([[text.encode()]], np.object_))
-        answer = client.infer("questions", tensors)
+    with served_bundles([tmp_path / "questions-1"], tmp_path / "cache") as ask:
+        answer = ask("questions", {"question": column(question), "context": column(context)})
     encoding = load_tokenizer(run).encode(question, context)
     with torch.no_grad():
         ids, segments = torch.tensor([encoding.ids]), torch.tensor([encoding.type_ids])
         want = open_tuned(run, "SQuAD")(ids, torch.ones_like(ids), segments)
     for name, logits in zip(("start_logits", "end_logits"), want, strict=True):
-        np.testing.assert_allclose(answer.as_numpy(name), logits.numpy(), atol=1e-4)
-    offsets = answer.as_numpy("offsets")[0]
+        np.testing.assert_allclose(answer[name], logits.numpy(), atol=1e-4)
+    offsets = answer["offsets"][0]
     assert offsets.tolist() == [list(pair) for pair in encoding.offsets]
     first, last = (int(logits[0].argmax()) for logits in want)
     assert context[offsets[first, 0] : offsets[last, 1]] == "good"
@@ -266,7 +260,7 @@ def test_models_that_cannot_answer(place, sst2, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_is_reduced_and_taught(place, tmp_path):
-    calibration = ("--calibration", 40, "--tokens", 16, "--target-speedup", 1.05)
-    result = reduce_and_teach("SQuAD", place, tmp_path, *OPTIONS, calibration=calibration)
-    assert {(m["split"], m["metric"]) for m in result["metrics"]["measures"]} >= {("dev", "f1")}
+def test_a_run_is_reduced(place, tmp_path):
+    options = ("--calibration", 40, "--tokens", 16, "--target-speedup", 1.05, "--out", tmp_path / "small", "--json")
+    measures = json.loads(invoke(reduce, place / "SQuAD", "--data-dir", place, *options))["metrics"]["measures"]
+    assert ("dev", "f1") in {(measure["split"], measure["metric"]) for measure in measures}

@@ -10,7 +10,7 @@ from export.papers.looped.model import PromptTransformer
 from export.papers.looped.prompts import FUNCTION_CLASSES
 from export.papers.looped.recipes import plan_of
 from export.papers.looped.train import PromptObjective
-from export.training.intervals import PairedRuns, across_seeds, average_difference, mean_measure, with_interval
+from export.training.intervals import Sample, across_seeds, average, mean_measure, with_interval
 from export.training.trainer import train
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -69,8 +69,8 @@ def test_intervals_of_averages_over_tasks_and_few_seeds_cover_the_truth(item_noi
                 + random.normal(scale=seed_noise, size=(seeds, 1))
             )
             shares = random.multinomial(items, [1 / items] * items, size=200) / items
-            found.append(PairedRuns(values.mean(axis=1), shares @ values.mean(axis=0)))
-        low, high = average_difference(found).interval
+            found.append(Sample(values.mean(axis=1), shares @ values.mean(axis=0)))
+        low, high = average(found).interval
         covered += low <= 0 <= high
     assert 0.93 <= covered / simulations <= 0.995
 

@@ -3,8 +3,6 @@
 Nothing but the standard library is imported here.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform
@@ -13,13 +11,12 @@ import sys
 import venv
 from importlib.metadata import distributions
 from importlib.util import find_spec
-from pathlib import Path
 
 from edge.errors import BackendError, FewheadsError, Raw
 from tests.gpu import ENVIRONMENT, IMAGE, ROOT, WHEELS
 
 
-def check(wheels: Path = WHEELS) -> None:
+def check(wheels=WHEELS):
     """Raise a BackendError if this machine cannot be checked, before anything is installed."""
     fix = "Run `make gpu` on a machine with an NVIDIA GPU and its driver; `make test-device` needs neither."
     if problem := gpu_problem():
@@ -40,7 +37,7 @@ def check(wheels: Path = WHEELS) -> None:
         raise BackendError("make gpu", given=given, expected=expected, fix=fix)
 
 
-def gpu_problem() -> str | None:
+def gpu_problem():
     """Return why CUDA cannot be used; None if there is a GPU."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -52,7 +49,7 @@ def gpu_problem() -> str | None:
     return None if count.value else "a CUDA driver without a GPU"
 
 
-def install(wheels: Path = WHEELS, directory: Path = ENVIRONMENT) -> Path:
+def install(wheels=WHEELS, directory=ENVIRONMENT):
     """Make an environment that sees the packages of this Python, and return its Python.
 
     Collected wheels come before the machine's packages there, and change none of them. torch is not among them.
@@ -76,7 +73,7 @@ def install(wheels: Path = WHEELS, directory: Path = ENVIRONMENT) -> Path:
     return python
 
 
-def main() -> None:
+def main():
     """Check, install, and replace this process by the measuring one."""
     try:
         check()

@@ -3,8 +3,6 @@
 The dependencies are those of pyproject.toml. torch and what it requires are never collected.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re
@@ -13,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import tomllib
@@ -31,16 +28,9 @@ UNUSED = {
     "clients of OpenAI": ("openai", "pydantic", "pydantic-core", "httpx2", "httpcore2", "truststore", "jiter"),
     "certificates": ("trustme", "cryptography", "cffi", "pycparser"),
     "downloads of models": ("huggingface-hub", "hf-xet", "pyyaml", "tqdm"),
-    "HTTP clients of Triton": (
-        "aiohttp",
-        "aiohappyeyeballs",
-        "aiosignal",
-        "frozenlist",
-        "multidict",
-        "propcache",
-        "yarl",
-    ),
-    "more of them": ("geventhttpclient", "gevent", "greenlet", "brotli", "zope-event", "zope-interface"),
+    "routes of inputs, digits, baselines": ("scikit-learn", "joblib", "threadpoolctl", "narwhals"),
+    "HTTP clients of Triton": ("aiohttp", "aiohappyeyeballs", "aiosignal", "frozenlist", "multidict", "propcache"),
+    "more of them": ("yarl", "geventhttpclient", "gevent", "greenlet", "brotli", "zope-event", "zope-interface"),
 }
 ELSEWHERE = {*IMAGE, *(name for names in UNUSED.values() for name in names)}
 HEADERS = ("cuda_runtime", "cuda_profiler_api")
@@ -49,12 +39,12 @@ MIB = 2**20
 LIMIT_MIB = 60
 
 
-def name_of(requirement: str) -> str:
+def name_of(requirement):
     """Return the canonical name in a requirement or in the name of a wheel."""
     return re.sub(r"[-_.]+", "-", re.split(r"[\[<>=!~; ]", requirement)[0]).lower()
 
 
-def dependencies(extras: tuple[str, ...] = EXTRAS) -> Iterator[str]:
+def dependencies(extras=EXTRAS):
     """Yield the requirements of the project and some extras, with those that they refer to."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     yield from project["dependencies"]
@@ -66,18 +56,18 @@ def dependencies(extras: tuple[str, ...] = EXTRAS) -> Iterator[str]:
                 yield line
 
 
-def wanted() -> list[str]:
+def wanted():
     """Return the requirements to collect; pycuda is compiled, not collected."""
     left_out = {*ELSEWHERE, "pycuda"}
     return [*TOOLS, *sorted({line for line in dependencies() if name_of(line) not in left_out})]
 
 
-def pip(*arguments: object, **variables: str) -> None:
+def pip(*arguments, **variables):
     command = [sys.executable, "-m", "pip", *map(str, arguments), "-q", "-c", str(ROOT / "constraints.txt")]
     subprocess.run(command, check=True, env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", **variables})
 
 
-def compile_pycuda(place: Path, wheels: Path) -> None:
+def compile_pycuda(place, wheels):
     """Compile pycuda's wheel, which needs no more than the driver's libcuda.so.1 from the other machine.
 
     NVIDIA's wheels hold the headers, and the software driver has every name that the linker looks for.
@@ -88,13 +78,8 @@ def compile_pycuda(place: Path, wheels: Path) -> None:
     includes = [str(place / "nvidia" / name / "include") for name in HEADERS]
     subprocess.run([ROOT / "tests/device/driver/build.sh", includes[0], place], check=True)
     # pycuda's setup reads this file from the home directory; pip's settings stay where they are.
-    settings = {
-        "CUDA_INC_DIR": includes,
-        "CUDADRV_LIB_DIR": [str(place)],
-        "CUDA_ENABLE_CURAND": False,
-        "CXXFLAGS": ["-O1", "-g0", "-w"],
-        "LDFLAGS": ["-s"],
-    }
+    settings = {"CUDA_INC_DIR": includes, "CUDADRV_LIB_DIR": [str(place)], "CUDA_ENABLE_CURAND": False}
+    settings |= {"CXXFLAGS": ["-O1", "-g0", "-w"], "LDFLAGS": ["-s"]}
     (place / ".aksetup-defaults.py").write_text("\n".join(f"{name} = {value!r}" for name, value in settings.items()))
     pip_settings = os.environ.get("XDG_CONFIG_HOME", str(Path.home() / ".config"))
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "pip" / "gpu-wheels"
@@ -107,13 +92,12 @@ def compile_pycuda(place: Path, wheels: Path) -> None:
             sys.exit(f"gpu-wheels: got a pycuda that is not linked to libcuda.so.1, expected one. Delete {cache}.")
 
 
-def tree_bytes() -> int:
-    """Return the size of the files that git tracks."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+def tree_bytes():
+    listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
     return sum(path.stat().st_size for name in listed.split("\0") if name and (path := ROOT / name).is_file())
 
 
-def main() -> None:
+def main():
     """Replace the folder of wheels; with names as arguments, of which the machine's Python lacks some of ``IMAGE``."""
     if sys.version_info[:2] != (3, 12):
         sys.exit(f"gpu-wheels: got Python {platform.python_version()}, expected 3.12. Set PYTHON_JETPACK7 to one.")

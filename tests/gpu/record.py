@@ -3,8 +3,6 @@
 A step that fails or takes too long does not keep the others from running.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -17,13 +15,13 @@ from datetime import datetime, timezone
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 from tests.gpu import IMAGE, RECORD, ROOT
 
 FORMAT = 1
-PACKAGES = (*IMAGE, "torch", "pycuda", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx-cu12")
+PACKAGES = (*IMAGE, "torch", "pycuda", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx-cu12")
 #: What a machine without a module leaves untested.
 NEEDS = {
     "tensorrt": "building and running engines (`tests/device`): no TensorRT on this machine",
@@ -42,13 +40,13 @@ class Step(NamedTuple):
     limit_s: float
 
 
-def marked_tests() -> list[str]:
+def marked_tests():
     """Return the files with tests marked ``gpu``, but those of tests/device, where every test needs a GPU."""
     marked = [path for path in sorted((ROOT / "tests").glob("*/test_*.py")) if "pytest.mark.gpu" in path.read_text()]
     return [str(path.relative_to(ROOT)) for path in marked]
 
 
-def steps() -> list[Step]:
+def steps():
     """Return the steps in their order. Their limits add up to eight minutes."""
     pytest = ("pytest", "-m", "gpu", "-W", "default", "-q", "-p", "no:cacheprovider", "--timeout=120")
     report = "--junitxml={report}"
@@ -61,7 +59,7 @@ def steps() -> list[Step]:
     ]
 
 
-def device() -> dict[str, Any]:
+def device():
     """Return what CUDA, torch and the driver say of the GPU.
 
     Raises:
@@ -82,13 +80,12 @@ def device() -> dict[str, Any]:
     return found | memory | {"torch_cuda": torch.version.cuda, "product_difference": difference}
 
 
-def versions() -> dict[str, str | None]:
-    """Return the versions of Python and of packages; None for those that are missing."""
+def versions():
     present = {distribution.name.lower().replace("_", "-"): distribution.version for distribution in distributions()}
     return {"python": platform.python_version(), **{package: present.get(package) for package in PACKAGES}}
 
 
-def run(step: Step) -> dict[str, Any]:
+def run(step):
     """Run a step; return its ``result``, its ``error`` (None if it succeeded), and its seconds."""
     begun, error, result = time.monotonic(), None, None
     with tempfile.TemporaryDirectory() as scratch:
@@ -113,9 +110,9 @@ def run(step: Step) -> dict[str, Any]:
     return found if error is None else found | {"output": output[-4000:]}
 
 
-def counted(report: Path) -> dict[str, Any]:
+def counted(report):
     """Return the numbers of tests by outcome in pytest's report, the failed ones, and the reasons of the others."""
-    outcomes: dict[str, Any] = {"passed": 0, "failed": [], "skipped": {}}
+    outcomes = {"passed": 0, "failed": [], "skipped": {}}
     for case in ElementTree.parse(report).iter("testcase"):
         name = f"{case.get('classname')}::{case.get('name')}"
         if case.find("failure") is not None or case.find("error") is not None:
@@ -128,10 +125,10 @@ def counted(report: Path) -> dict[str, Any]:
     return outcomes
 
 
-def record(chosen: list[Step], path: Path = RECORD) -> bool:
+def record(chosen, path=RECORD):
     """Run steps, write the record after each of them, and return whether all succeeded."""
     missing = [reason for module, reason in NEEDS.items() if find_spec(module) is None]
-    found: dict[str, Any] = {
+    found = {
         "format": FORMAT,
         "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": versions(),
@@ -151,7 +148,7 @@ def record(chosen: list[Step], path: Path = RECORD) -> bool:
     return bool(found["passed"])
 
 
-def main() -> None:
+def main():
     """Run all steps; with the argument ``device``, print what that step finds."""
     if sys.argv[1:] == ["device"]:
         print(json.dumps(device()))

@@ -3,13 +3,10 @@
 Medians of wall-clock times, in microseconds. ``python -m tests.gpu.times`` prints them as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import time
-from collections.abc import Callable
+from contextlib import closing
 from statistics import median
-from typing import Any
 
 import numpy as np
 import pycuda.driver as cuda
@@ -40,11 +37,8 @@ SIZES_BYTES = tuple(4096 * 4**power for power in range(8))  # 4 KiB to 64 MiB
 COUNTS = (1, 16, 128)  # operations in a graph
 LONG_CYCLES = 1_000_000  # about half a millisecond
 
-#: Enqueues work for a number of cycles into a stream.
-Work = Callable[[Any, int], None]
 
-
-def median_us(action: Callable[[], object], repetitions: int) -> float:
+def median_us(action, repetitions):
     """Return the median time of an action, after three that are not counted."""
     seconds = []
     for _ in range(repetitions + 3):
@@ -54,22 +48,18 @@ def median_us(action: Callable[[], object], repetitions: int) -> float:
     return median(seconds[3:]) * 1e6
 
 
-def times(repetitions: int = 50, sizes_bytes: tuple[int, ...] = SIZES_BYTES) -> dict[str, Any]:
+def times(repetitions=50, sizes_bytes=SIZES_BYTES):
     """Return all times, and of which kind the device and its operation are.
 
     Raises:
         AssertionError: copied bytes differ.
         BackendError, pycuda.driver.Error, CudaError: the device fails.
     """
-    device = Device()
-    try:
-        with device:
-            return _times(device, repetitions, sizes_bytes)  # everything is freed before the context
-    finally:
-        device.close()
+    with closing(Device()) as device, device:
+        return _times(device, repetitions, sizes_bytes)  # everything is freed before the context
 
 
-def _times(device: Device, repetitions: int, sizes_bytes: tuple[int, ...]) -> dict[str, Any]:
+def _times(device, repetitions, sizes_bytes):
     kind, work = operation(device)
     return {
         "device": "real" if library() is None else "software, whose times mean nothing",
@@ -82,7 +72,7 @@ def _times(device: Device, repetitions: int, sizes_bytes: tuple[int, ...]) -> di
     }
 
 
-def operation(device: Device) -> tuple[str, Work]:
+def operation(device):
     """Return a spinning kernel, or a fill of four bytes where the driver runs no kernels."""
     try:
         kernel = cuda.module_from_buffer(SPIN).get_function("spin").prepare("Q")
@@ -92,13 +82,13 @@ def operation(device: Device) -> tuple[str, Work]:
     return "kernel", lambda stream, cycles: kernel.prepared_async_call((1, 1), (1, 1, 1), stream, cycles)
 
 
-def copies(device: Device, size_bytes: int, repetitions: int) -> list[dict[str, Any]]:
+def copies(device, size_bytes, repetitions):
     """Time copies of one size from and to pinned memory on a stream, and pageable memory; each waits for its end."""
     stream, memory, pinned = device.stream(), device.allocate(size_bytes), device.allocate_host(size_bytes)
     pageable = np.random.default_rng(0).integers(256, size=size_bytes, dtype=np.uint8)
     back = np.zeros_like(pageable)
     pinned.bytes[:] = pageable[::-1]
-    actions: dict[tuple[str, str], Callable[[], object]] = {
+    actions = {
         ("to device", "pageable"): lambda: device.upload(memory.address, pageable),
         ("to host", "pageable"): lambda: device.download(back, memory.address),
         ("to device", "pinned"): lambda: (device.copy_in(memory.address, pinned.bytes, stream), stream.synchronize()),
@@ -120,32 +110,22 @@ def copies(device: Device, size_bytes: int, repetitions: int) -> list[dict[str, 
     return found
 
 
-def launches(device: Device, work: Work, repetitions: int) -> dict[str, float]:
+def launches(device, work, repetitions):
     """Time one short operation: its enqueueing alone, and with the wait for its end, spinning and asleep."""
     stream, event = device.stream(), device.event()
-
-    def enqueue() -> None:
-        work(stream, 0)
-
-    def waited() -> None:
-        work(stream, 0)
-        stream.synchronize()
-
-    def slept() -> None:
-        work(stream, 0)
-        event.record(stream).synchronize()
-
-    found = {"enqueue_us": median_us(enqueue, repetitions)}
+    found = {"enqueue_us": median_us(lambda: work(stream, 0), repetitions)}
     stream.synchronize()
-    return found | {"wait_us": median_us(waited, repetitions), "blocking_event_us": median_us(slept, repetitions)}
+    found["wait_us"] = median_us(lambda: (work(stream, 0), stream.synchronize()), repetitions)
+    slept = lambda: (work(stream, 0), event.record(stream).synchronize())  # noqa: E731
+    return found | {"blocking_event_us": median_us(slept, repetitions)}
 
 
-def event_times(device: Device, work: Work, repetitions: int) -> dict[str, float]:
+def event_times(device, work, repetitions):
     """Time a long operation by events, beside the wall clock."""
     stream, start, end = device.stream(), cuda.Event(), cuda.Event()
     by_events = []
 
-    def timed() -> None:
+    def timed():
         start.record(stream)
         work(stream, LONG_CYCLES)
         end.record(stream).synchronize()
@@ -155,11 +135,11 @@ def event_times(device: Device, work: Work, repetitions: int) -> dict[str, float
     return {"long_operation_by_events_us": median(by_events), "long_operation_wall_us": wall}
 
 
-def streams(device: Device, work: Work, repetitions: int) -> dict[str, float]:
+def streams(device, work, repetitions):
     """Time four long operations on one stream and on four, which a GPU runs at the same time."""
     four = [device.stream() for _ in range(4)]
 
-    def run(chosen: list[Any]) -> None:
+    def run(chosen):
         for stream in chosen:
             work(stream, LONG_CYCLES)
         for stream in chosen:
@@ -169,26 +149,18 @@ def streams(device: Device, work: Work, repetitions: int) -> dict[str, float]:
     return {"four_on_one_stream_us": one, "four_on_four_streams_us": all_, "ratio": one / all_}
 
 
-def graphs(device: Device, work: Work, count: int, repetitions: int) -> dict[str, float]:
+def graphs(device, work, count, repetitions):
     """Time short operations one by one and as one captured graph, each with the wait for their end."""
     stream = device.stream()
 
-    def enqueue() -> None:
+    def enqueue():
         for _ in range(count):
             work(stream, 0)
 
-    def plain() -> None:
-        enqueue()
-        stream.synchronize()
-
     graph = device.capture(stream, enqueue)
-
-    def replayed() -> None:
-        graph.launch(stream)
-        stream.synchronize()
-
     try:
-        one_by_one, as_graph = median_us(plain, repetitions), median_us(replayed, repetitions)
+        one_by_one = median_us(lambda: (enqueue(), stream.synchronize()), repetitions)
+        as_graph = median_us(lambda: (graph.launch(stream), stream.synchronize()), repetitions)
     finally:
         graph.free()
     return {"operations": count, "plain_us": one_by_one, "graph_us": as_graph, "ratio": one_by_one / as_graph}

@@ -1,9 +1,6 @@
 """File systems of a Jetson Orin Nano under JetPack 5, 6 and 7, links included."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
 
 _ZONES = ("cpu", "gpu", "cv0", "cv1", "cv2", "soc0", "soc1", "soc2", "tj")
 TEMPERATURES = dict(zip(_ZONES, (43531, 45750, 46467, 48235, 47732, 49562, 49031, 48343, 50937), strict=True))
@@ -46,7 +43,7 @@ GPU_FREQUENCIES = "306000000 408000000 510000000 612000000 624750000"
 SUPER_FREQUENCIES = f"{GPU_FREQUENCIES} 714000000 816000000 918000000 1020000000"
 
 
-def write(root: Path, files: dict[str, str]) -> Path:
+def write(root, files):
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,12 +51,12 @@ def write(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def link(path: Path, target: str) -> None:
+def link(path, target):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to(target)
 
 
-def orin_nano(root: Path, jetpack: int) -> Path:
+def orin_nano(root, jetpack):
     """Write the tree of an Orin Nano, with the names, paths and numbers of a JetPack."""
     old = jetpack == 5
     bus = "sys/devices" if old else "sys/devices/platform/bus@0"
@@ -93,14 +90,14 @@ def orin_nano(root: Path, jetpack: int) -> Path:
     return write(root, files)
 
 
-def add_files_for_root(root: Path) -> Path:
+def add_files_for_root(root):
     """Add the files that only root may read: the memory's clock, and 61 per cent of its bandwidth in use."""
     debug = {"bpmp/debug/clk/emc/rate": "2133000000\n", "cactmon/mc_all": f"{61 * 2_133_000}\n"}
     write(root / "sys/kernel/debug", debug)
     return root
 
 
-def in_container(root: Path, *mounts: str) -> Path:
+def in_container(root, *mounts):
     """Remove the files that Docker hides, except for mounts."""
     shutil.rmtree(root / "sys/firmware")
     shutil.rmtree(root / "sys/kernel/debug", ignore_errors=True)
@@ -110,7 +107,7 @@ def in_container(root: Path, *mounts: str) -> Path:
     return write(root, {".dockerenv": ""})
 
 
-def _identity(root: Path, jetpack: int) -> None:
+def _identity(root, jetpack):
     """Write model, release and power modes, whose names are behind a link."""
     tree = "sys/firmware/devicetree/base"
     board = "" if jetpack == 5 else "nvidia,p3768-0000+p3767-0005-super\0"
@@ -132,7 +129,7 @@ def _identity(root: Path, jetpack: int) -> None:
     link(root / "etc/nvpmodel.conf", config)
 
 
-def _gpu(root: Path, bus: str, name: str, jetpack: int) -> None:
+def _gpu(root, bus, name, jetpack):
     device = f"{bus}/{name}"
     devfreq = f"{device}/devfreq/{name}"
     least, most = GPU_CLOCKS[jetpack]
@@ -152,7 +149,7 @@ def _gpu(root: Path, bus: str, name: str, jetpack: int) -> None:
     link(root / f"sys/class/devfreq/{name}", f"../../../{devfreq}")
 
 
-def _zones(root: Path, *, backwards: bool, suffix: str) -> None:
+def _zones(root, *, backwards, suffix):
     zones = list(TEMPERATURES.items())
     for number, (name, millidegrees) in enumerate(reversed(zones) if backwards else zones):
         zone = f"sys/devices/virtual/thermal/thermal_zone{number}"

@@ -1,18 +1,14 @@
 """Helpers for build processes in tests: find them, and pause one in the middle."""
 
-from __future__ import annotations
-
 import os
 import time
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 
 
-def children() -> set[int]:
+def children():
     """Return the ids of this process's build processes."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -24,23 +20,22 @@ def children() -> set[int]:
     return found
 
 
-def wait_for_no_children(seconds: float = 10) -> None:
+def wait_for_no_children(seconds=10):
     end = time.monotonic() + seconds
     while children():
         assert time.monotonic() < end, f"children are left: {children()}"
         time.sleep(0.02)
 
 
-def pause_builds(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+def pause_builds(monkeypatch, directory):
     """Let new Python processes stop for a minute in the middle of writing a build; ``directory`` gets the code."""
     directory.mkdir()
-    (directory / "sitecustomize.py").write_text(
-        "import time\n"
-        "from edge.runtimes import cache\n"
-        "def write(directory, record, data):\n"
-        "    (directory / record.file).write_bytes(data[:10])\n"
-        "    time.sleep(60)\n"
-        "cache.write = write\n"
-    )
+    (directory / "sitecustomize.py").write_text("""import time
+from edge.runtimes import cache
+def write(directory, record, data):
+    (directory / record.file).write_bytes(data[:10])
+    time.sleep(60)
+cache.write = write
+""")
     before = os.environ.get("PYTHONPATH", "")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(directory), str(ROOT), before))))

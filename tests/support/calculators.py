@@ -1,14 +1,13 @@
 """Runs and bundles of calculators without training."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import torch
 
-from export.papers.calculator.bundle import export_run
-from export.papers.calculator.networks import Regressor, create
+from export.bundle.exportable import export_bundle
+from export.papers.calculator.bundle import SumCalculator
+from export.papers.calculator.networks import create
 from export.papers.calculator.specs import NAMES
 from export.training.checkpoint import save
 from export.training.provenance import provenance
@@ -20,7 +19,7 @@ SMALL = tuple(name for name in NAMES if name not in LARGE)
 EACH = [*SMALL, *(pytest.param(name, marks=[pytest.mark.slow, pytest.mark.timeout(900)]) for name in LARGE)]
 
 
-def untrained(name: str) -> Regressor:
+def untrained(name):
     """Return a network with random biases and slopes, too, so that their places in the graph matter."""
     model = create(name, 0)
     generator = torch.Generator().manual_seed(1)
@@ -30,7 +29,7 @@ def untrained(name: str) -> Regressor:
     return model.eval()
 
 
-def save_untrained(name: str, directory: Path) -> Path:
+def save_untrained(name, directory):
     """Write such a network as the run ``directory/NAME``, and return it."""
     run, model = directory / name, untrained(name)
     config = RunConfig(name, {}, provenance(trainer="none", data="none", seed=0))
@@ -38,6 +37,7 @@ def save_untrained(name: str, directory: Path) -> Path:
     return run
 
 
-def export_untrained(name: str, directory: Path) -> Path:
+def export_untrained(name, directory):
     """Write such a run into ``directory/runs``, and return its bundle in ``directory/repository``."""
-    return Path(export_run(save_untrained(name, directory / "runs"), directory / "repository").bundle)
+    model = SumCalculator(save_untrained(name, directory / "runs"))
+    return Path(export_bundle(model, directory / "repository", on_rows=lambda *counted: None).bundle)

@@ -1,12 +1,8 @@
 """The asyncio client with blocking methods, so that the same tests run on both clients."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from typing import Any
 
 from edge.client import AsyncClient, Client
 
@@ -14,8 +10,8 @@ from edge.client import AsyncClient, Client
 class Awaited:
     """An :class:`AsyncClient` in an event loop of its own; methods await its coroutines and iterate its generators."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        async def make() -> AsyncClient:
+    def __init__(self, *arguments, **options):
+        async def make():
             return AsyncClient(*arguments, **options)
 
         self._loop = asyncio.new_event_loop()
@@ -23,27 +19,27 @@ class Awaited:
         self._thread.start()
         self._client = self._run(make())
 
-    def __enter__(self) -> Awaited:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error):
         self._run(self._client.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
+    def __getattr__(self, name):
+        def call(*arguments, **options):
             made = getattr(self._client, name)(*arguments, **options)
             return self._iterate(made) if inspect.isasyncgen(made) else self._run(made)
 
         return call
 
-    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+    def _run(self, work):
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
-    def _iterate(self, items: AsyncGenerator[Any, None]) -> Iterator[Any]:
-        async def step() -> Any:
+    def _iterate(self, items):
+        async def step():
             return await anext(items, _END)
 
         try:
@@ -56,4 +52,4 @@ _END = object()
 
 
 #: Both clients, to be called alike.
-CLIENTS: dict[str, Any] = {"blocking": Client, "asyncio": Awaited}
+CLIENTS = {"blocking": Client, "asyncio": Awaited}

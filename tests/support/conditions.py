@@ -8,8 +8,6 @@ python -m tests.support.conditions KIND ARGUMENT COMMAND ...      `fewheads COMM
 - ``runner``: every model has the runner ARGUMENT: ``lost`` or ``worn-out``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import os
@@ -17,17 +15,13 @@ import pkgutil
 import resource
 import subprocess
 import sys
-from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import edge.instruments
 from edge.__main__ import cli
 from edge.__main__ import main as fewheads
-from edge.datatypes import Array, TensorSpec
 from edge.repository import loader
-from edge.runner import Runner
 from edge.runtimes.build import load_with
 
 ILLEGAL = "cuMemcpyDtoHAsync failed: an illegal memory access was encountered"
@@ -38,20 +32,20 @@ class Faulty:
 
     platform, device = "tensorrt_plan", "GPU"
 
-    def __init__(self, inner: Runner | None = None) -> None:
+    def __init__(self, inner=None):
         """Without a runner inside, the output ``y`` is the input ``x``."""
         self.broken = False
         self.inner = inner
-        self.inputs: tuple[TensorSpec, ...] = inner.inputs if inner else ()
-        self.outputs: tuple[TensorSpec, ...] = inner.outputs if inner else ()
+        self.inputs = inner.inputs if inner else ()
+        self.outputs = inner.outputs if inner else ()
 
-    def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def infer(self, feeds):
         if self.broken or feeds["x"].min() < -1_000:
             self.broken = True
             raise RuntimeError(ILLEGAL)
         return self.inner.infer(feeds) if self.inner else {"y": feeds["x"]}
 
-    def close(self) -> None:
+    def close(self):
         assert not self.broken, "a call on a lost device may never return"
 
 
@@ -60,23 +54,23 @@ class WornOut(Faulty):
 
     device = "CPU"
 
-    def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def infer(self, feeds):
         if feeds["x"].max() > 1_000:
             self.broken = False
         return super().infer(feeds)
 
-    def close(self) -> None:
+    def close(self):
         pass
 
 
 _MOUNT = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
 
 
-def _read_only(directory: str, *command: str) -> list[str]:
+def _read_only(directory, *command):
     return ["unshare", "-rm", "sh", "-c", _MOUNT, directory, *command]
 
 
-def can_mount(directory: str) -> bool:
+def can_mount(directory):
     """Return whether users of this machine may mount file systems."""
     try:
         return not subprocess.run(_read_only(directory, "true"), check=False).returncode
@@ -84,7 +78,7 @@ def can_mount(directory: str) -> bool:
         return False
 
 
-def move(root: Path) -> None:
+def move(root):
     """Make ``root`` the default root in all of :mod:`edge.instruments`."""
     for found in pkgutil.iter_modules(edge.instruments.__path__):
         for member in vars(import_module(f"edge.instruments.{found.name}")).values():
@@ -93,15 +87,15 @@ def move(root: Path) -> None:
                 function.__defaults__ = tuple(root if value == Path("/") else value for value in function.__defaults__)
 
 
-def use(kind: type[Faulty]) -> None:
-    def load(*arguments: Any, **options: Any) -> Any:
+def use(kind):
+    def load(*arguments, **options):
         loaded = load_with(*arguments, **options)
         return dataclasses.replace(loaded, runner=kind(loaded.runner))
 
     loader.load_with = load
 
 
-def main() -> None:
+def main():
     kind, argument = sys.argv.pop(1), sys.argv.pop(1)
     command = [sys.executable, "-m", "edge", *sys.argv[1:]]
     if kind == "board":

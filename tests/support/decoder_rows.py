@@ -1,27 +1,23 @@
 """Rows of a decoder of the letters, whose logits are checked against those of all tokens so far."""
 
-from __future__ import annotations
-
 import numpy as np
 
-from edge.datatypes import Array
-from edge.runner import DeviceDecoder
 from tests.support.letters_model import LETTERS
 
 
 class Rows:
     """Rows of a decoder, and all of their tokens."""
 
-    def __init__(self, decoder: DeviceDecoder) -> None:
+    def __init__(self, decoder):
         self.decoder = decoder
-        self.tokens: list[list[int]] = []
+        self.tokens = []
         self._next = 0
 
     @property
-    def lengths(self) -> list[int]:
+    def lengths(self):
         return [len(row) for row in self.tokens]
 
-    def join(self, *lengths: int) -> None:
+    def join(self, *lengths):
         prompts = [[self._token() for _ in range(length)] for length in lengths]
         ids = np.full((len(prompts), max(lengths)), self._token(), np.int64)  # anything behind the prompts
         for row, prompt in zip(ids, prompts, strict=True):
@@ -30,13 +26,13 @@ class Rows:
         self.tokens += prompts
         self._check(logits, self.tokens[-len(prompts) :])
 
-    def step(self) -> None:
+    def step(self):
         if self.tokens:
             for tokens in self.tokens:
                 tokens.append(self._token())
             self._check(self.decoder.step(np.array([tokens[-1] for tokens in self.tokens])), self.tokens)
 
-    def leave(self, *places: int) -> None:
+    def leave(self, *places):
         leaving = sorted(place for place in places if place < len(self.tokens))
         rows = len(self.tokens) - len(leaving)
         gaps = [place for place in leaving if place < rows]
@@ -47,11 +43,11 @@ class Rows:
         del self.tokens[rows:]
         self.decoder.keep(rows, moves)
 
-    def _token(self) -> int:
+    def _token(self):
         self._next = self._next * 5 % 23 + 1  # never one that has no logits
         return self._next
 
-    def _check(self, logits: Array, tokens: list[list[int]]) -> None:
+    def _check(self, logits, tokens):
         """Check that the logits are those of all tokens of each row, computed anew."""
         totals = np.array([[sum(row) % len(LETTERS)] for row in tokens])
         np.testing.assert_array_equal(logits, -np.abs(np.arange(len(LETTERS)) - totals))

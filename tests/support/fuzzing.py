@@ -1,9 +1,5 @@
 """Random inference requests, mutations of messages, and the settings of the fuzzers."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
@@ -11,15 +7,9 @@ from edge.pb import inference_pb2 as pb
 from tests.support.models import ORACLE, VERSIONED
 
 
-def profile(examples: int) -> settings:
-    return settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate, Phase.shrink],
-        suppress_health_check=list(HealthCheck),
-        derandomize=True,
-    )
+def profile(examples):
+    fixed = {"deadline": None, "database": None, "derandomize": True, "phases": [Phase.generate, Phase.shrink]}
+    return settings(max_examples=examples, suppress_health_check=list(HealthCheck), **fixed)
 
 
 integers = st.integers(-2, 16) | st.sampled_from([0, 15, 64, 65, 2**31, 2**62, 2**63 - 1, -(2**63)])
@@ -73,7 +63,7 @@ requests = st.builds(
 
 
 @st.composite
-def mutated(draw: st.DrawFn, seeds: Sequence[bytes]) -> bytes:
+def mutated(draw, seeds):
     data = bytearray(draw(st.sampled_from(seeds)))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(data)))

@@ -1,60 +1,46 @@
 """An image classifier, small enough to read: its logits are the mean brightness of the upper and the lower half."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from io import BytesIO
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.image import ImagePreprocessor
-from edge.bundles.manifest import Manifest, Profile
+from edge.bundles.manifest import Profile
 from edge.bundles.steps import ImagePreprocess, LabelPostprocess
-from edge.datatypes import Array, TensorSpec
+from edge.datatypes import TensorSpec
 from tests.support.models import graph_of, manifest_of, serialized, tier_of
 
 NAME = "halves"
 SIZE, MAX_BATCH_SIZE = 8, 4
 LABELS = ("upper", "lower")
-STEP = ImagePreprocess(
-    input="image",
-    output="pixels",
-    size=SIZE,
-    colours="grey",
-    mean=(0.5,),
-    std=(0.5,),
-    max_bytes=2**25,
-    max_pixels=20_000_000,
-)
+_LIMITS = {"max_bytes": 2**25, "max_pixels": 20_000_000}
+STEP = ImagePreprocess(input="image", output="pixels", size=SIZE, colours="grey", mean=(0.5,), std=(0.5,), **_LIMITS)
 #: Means of the pixels' rows, [64, 2].
 WEIGHTS = np.repeat(np.eye(2, dtype=np.float32), SIZE * SIZE // 2, axis=0) * (2 / SIZE**2)
 
 
-def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+def encoded(image, kind="PNG", **options):
     file = BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()
 
 
-def bright(upper: int, lower: int, width: int = 12, height: int = 12) -> Image.Image:
+def bright(upper, lower, width=12, height=12):
     """Return a grey image whose halves have these brightnesses, 0 to 255."""
     pixels = np.full((height, width), lower, np.uint8)
     pixels[: height // 2] = upper
     return Image.fromarray(pixels)
 
 
-def logits(files: Sequence[bytes]) -> Array:
+def logits(files):
     pixels = ImagePreprocessor(STEP)(np.array([[file] for file in files], np.object_))["pixels"]
-    result: Array = pixels.reshape(len(files), -1) @ WEIGHTS
-    return result
+    return pixels.reshape(len(files), -1) @ WEIGHTS
 
 
-def write_image_bundle(directory: Path, difference: float = 0.0) -> Bundle:
+def write_image_bundle(directory, difference=0.0):
     """Write the bundle; its golden pixels differ by so much from those of its golden images."""
     graph = graph_of(
         f"""halves (float[batch, 1, {SIZE}, {SIZE}] pixels) => (float[batch, 2] logits) {{
@@ -70,7 +56,7 @@ def write_image_bundle(directory: Path, difference: float = 0.0) -> Bundle:
     return write_bundle(directory, manifest(), {"model.onnx": serialized(graph), "golden.npz": golden.encode()})
 
 
-def manifest() -> Manifest:
+def manifest():
     sizes = (1, SIZE, SIZE)
     return manifest_of(
         NAME,

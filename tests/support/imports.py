@@ -4,10 +4,7 @@ Imports for type checkers count like all others, because readers follow them too
 leave them out.
 """
 
-from __future__ import annotations
-
 import ast
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +26,8 @@ EXPORT_ORDER = (
     *("errors", "training", "models", "data", "quantize", "finetune", "importing", "estimate", "bundle", "reduce"),
     *("report", "generate", "papers", "cli"),
 )
+#: What every room may use of report/, and what uses nothing of rooms but training/.
+EXPORT_LEAVES = {"export.report.drawing", "export.report.table"}
 
 
 class Import(NamedTuple):
@@ -40,11 +39,11 @@ class Import(NamedTuple):
     lazy: bool
     typing: bool
 
-    def is_of(self, package: str) -> bool:
+    def is_of(self, package):
         return self.module == package or self.module.startswith(f"{package}.")
 
 
-def sources(package: str) -> list[Path]:
+def sources(package):
     return sorted((ROOT / package).rglob("*.py"))
 
 
@@ -53,23 +52,23 @@ WRITTEN = [path for path in EDGE if not path.relative_to(ROOT).as_posix().starts
 
 
 @cache
-def tree_of(path: Path) -> ast.Module:
+def tree_of(path):
     return ast.parse(path.read_bytes(), filename=str(path))
 
 
-def name_of(path: Path) -> str:
+def name_of(path):
     return path.relative_to(ROOT).as_posix()
 
 
-def module_of(path: Path) -> str:
+def module_of(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def part_of(module: str) -> str:
+def part_of(module):
     return module.split(".")[1] if "." in module else ""
 
 
-def _imports(node: ast.AST, file: str, lazy: bool, typing: bool) -> Iterator[Import]:
+def _imports(node, file, lazy, typing):
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             for alias in child.names:
@@ -89,23 +88,23 @@ def _imports(node: ast.AST, file: str, lazy: bool, typing: bool) -> Iterator[Imp
             yield from _imports(child, file, lazy or inside_function, typing)
 
 
-def _is_module(name: str) -> bool:
+def _is_module(name):
     path = ROOT.joinpath(*name.split("."))
     return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
 
 
 @cache
-def _imports_of(path: Path) -> list[Import]:
+def _imports_of(path):
     return list(_imports(tree_of(path), name_of(path), False, False))
 
 
-def imports(files: list[Path]) -> list[Import]:
+def imports(files):
     return [found for path in files for found in _imports_of(path)]
 
 
-def graph_of(files: list[Path], *, only_at_import: bool = False) -> dict[str, set[str]]:
+def graph_of(files, *, only_at_import=False):
     """Return module to the modules of edge/ and export/ that it imports; ``only_at_import``: that it loads at once."""
-    graph: dict[str, set[str]] = {module_of(path): set() for path in files}
+    graph = {module_of(path): set() for path in files}
     for path in files:
         for found in _imports_of(path):
             counts = not only_at_import or not (found.lazy or found.typing)
@@ -114,8 +113,8 @@ def graph_of(files: list[Path], *, only_at_import: bool = False) -> dict[str, se
     return graph
 
 
-def reached(graph: dict[str, set[str]], start: str) -> set[str]:
-    seen: set[str] = set()
+def reached(graph, start):
+    seen = set()
     todo = [start]
     while todo:
         module = todo.pop()

@@ -1,35 +1,30 @@
 """Servers in the process of the test, so that the test can inspect them."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import grpc
 import numpy as np
 
-from edge.instruments.snapshot import Snapshot
 from edge.pb import inference_pb2 as pb
 from edge.repository.control import ModelControl
 from edge.repository.loader import Loader, ServingOptions
-from edge.repository.model import Model
 from edge.repository.repository import Repository
 from edge.scheduling.scheduler import Scheduler
-from edge.server import Ready, serve
+from edge.server import serve
 from edge.serving.inference import InferenceService
 from edge.settings import Settings
 from tests.support.models import ORACLE, ORACLE_BUNDLE, serialized, write_oracle_bundle
 from tests.support.server_models import failing_graph, write_bundle_of
 
 
-def write_oracle_and_failing_bundle(repository: Path) -> None:
+def write_oracle_and_failing_bundle(repository):
     """Write the oracle, and ``failing``: the element at ``index`` of three, and a runtime error beyond them."""
     shutil.copytree(ORACLE_BUNDLE, repository / "oracle")
     graph = failing_graph("element", np.array([7, 8, 9], np.int64))
@@ -38,26 +33,15 @@ def write_oracle_and_failing_bundle(repository: Path) -> None:
 
 
 @asynccontextmanager
-async def running_here(
-    directory: Path, write: Callable[[Path], object], cache: Path | None = None, **options: Any
-) -> AsyncIterator[Ready]:
+async def running_here(directory, write, cache=None, **options):
     """Run a server in this process, with all optional features, on bundles that ``write`` writes below a directory."""
     repository = directory / "repository"
     repository.mkdir()
     write(repository)
-    settings = Settings(
-        repository=repository,
-        cache=cache or directory / "cache",
-        grpc_port=0,
-        metrics_port=None,
-        model_control="explicit",
-        load_models=("*",),
-        allow_shared_memory=True,
-        allow_log_settings=True,
-        drain_seconds=5,
-        **options,
-    )
-    ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+    options |= {"allow_shared_memory": True, "allow_log_settings": True, "model_control": "explicit"}
+    options |= {"grpc_port": 0, "metrics_port": None, "load_models": ("*",), "drain_seconds": 5}
+    settings = Settings(repository=repository, cache=cache or directory / "cache", **options)
+    ready = asyncio.get_running_loop().create_future()
     server = asyncio.create_task(serve(settings, ready.set_result))
     await asyncio.wait({server, ready}, return_when=asyncio.FIRST_COMPLETED)
     try:
@@ -68,9 +52,7 @@ async def running_here(
 
 
 @asynccontextmanager
-async def serving_here(
-    directory: Path, transport: str = Settings.transport, **options: Any
-) -> AsyncIterator[grpc.aio.Channel]:
+async def serving_here(directory, transport=Settings.transport, **options):
     """Run a server as :func:`running_here` does, and yield a channel to it."""
     async with (
         running_here(directory, write_oracle_and_failing_bundle, transport=transport, **options) as ready,
@@ -88,39 +70,39 @@ class Running(NamedTuple):
     control: ModelControl
     directory: Path
 
-    async def infer(self, request: pb.ModelInferRequest, deadline: float | None = None) -> pb.ModelInferResponse:
+    async def infer(self, request, deadline=None):
         """Send a copy of a request, because the service changes it."""
         return await self.service.infer(pb.ModelInferRequest.FromString(request.SerializeToString()), deadline)
 
-    def model(self, name: str = ORACLE) -> Model:
+    def model(self, name=ORACLE):
         return self.repository.ready(name, "")[1]
 
-    def counted(self, name: str = ORACLE) -> Snapshot:
+    def counted(self, name=ORACLE):
         return self.repository.find(name, "").statistics.snapshot()
 
-    async def at_rest(self, name: str = ORACLE) -> bool:
+    async def at_rest(self, name=ORACLE):
         """Wait until nothing of a model is in use, queued or undelivered; return False after ten seconds."""
         limit = time.monotonic() + 10
         while not (resting := self._rests(name)) and time.monotonic() < limit:
             await asyncio.sleep(0.001)
         return resting
 
-    def _rests(self, name: str) -> bool:
+    def _rests(self, name):
         pending = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         return not (self.model(name).use.users or len(self.scheduler.queue) or self.service._ended or pending)
 
 
 @asynccontextmanager
 async def running_service(
-    directory: Path,
-    write: Callable[[Path], Any] = lambda repository: write_oracle_bundle(repository / "first"),
+    directory,
+    write=lambda repository: write_oracle_bundle(repository / "first"),
     *,
-    target: str = "onnxruntime",
-    device_bound: bool = False,
-    mode: str = "explicit",
-    serving: ServingOptions | None = None,
-    **options: Any,
-) -> AsyncIterator[Running]:
+    target="onnxruntime",
+    device_bound=False,
+    mode="explicit",
+    serving=None,
+    **options,
+):
     """Write bundles into a repository below a directory, and serve them while the block runs."""
     scheduler = Scheduler(256, device_bound=device_bound)
     place = directory / "repository"

@@ -1,14 +1,12 @@
 """Language models that are small enough for tests, and the tokenizer for them."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import torch
 
 from export.generate.formats import Example
 from export.generate.model import new_gpt2, save_backbone
-from export.generate.tokenizer import TextTokenizer, train_bpe, train_characters
+from export.generate.tokenizer import train_bpe, train_characters
 
 EXAMPLES = tuple(Example(f"What is {a} plus {b}?", "", str(a + b)) for a in range(6) for b in range(6))
 
@@ -22,12 +20,12 @@ CHAT = {
 
 
 @cache
-def bpe() -> TextTokenizer:
+def bpe():
     return train_bpe((one.text_before + one.completion for one in EXAMPLES), 300)
 
 
 @cache
-def characters() -> TextTokenizer:
+def characters():
     """Return a tokenizer of which every token is a whole character."""
     return train_characters(one.text_before + one.completion for one in EXAMPLES)
 
@@ -62,7 +60,7 @@ def check_tokenizer_is_kept(source, directory):
 
 #: Fields of a tiny model of each type but GPT-2's. Weights are large, so that no rounding changes a text.
 _CAPS = {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 20.0}
-TYPES: dict[str, dict[str, object]] = {
+TYPES = {
     "llama": {"head_dim": 16},
     "mistral": {"head_dim": 16, "sliding_window": 3},
     "qwen2": {"hidden_size": 64},

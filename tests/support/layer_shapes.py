@@ -1,9 +1,5 @@
 """Directory of layer shapes as `fewheads shapes` writes it, of matrix products only, made without torch."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import msgspec
 import numpy as np
 
@@ -20,7 +16,7 @@ SHAPES = (Shape(2, 8, 512), Shape(2, 8, 128), Shape(2, 8, 16))
 MODEL = {"architecture": "bert", "dim": str(DIM), "dense": SHAPES[0].name, "embeddings": "100"}
 
 
-def write_layer_shapes(directory: Path) -> Path:
+def write_layer_shapes(directory):
     """Write two products for each shape, in FP32 and for any runtime."""
     for shape in SHAPES:
         _write(directory / shape.name, shape.ffn_dim)
@@ -31,7 +27,7 @@ def write_layer_shapes(directory: Path) -> Path:
     return directory
 
 
-def _write(path: Path, units: int) -> None:
+def _write(path, units):
     weights = np.random.default_rng(0).normal(size=(DIM, units)).astype(np.float32) / units
     x = np.random.default_rng(1).normal(size=(1, LENGTHS[-1], DIM)).astype(np.float32)
     graph = graph_of(

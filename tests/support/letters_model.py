@@ -3,26 +3,21 @@
 Keys have another shape than values. A wrong element of either changes the logits.
 """
 
-from __future__ import annotations
-
 import io
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, Profile, Tier, Tolerance
 from edge.bundles.programs import CacheTensor, GenerateProgram, HeadBase, HeadProgram
 from edge.bundles.steps import TokenizerPreprocess
 from edge.datatypes import TensorSpec
 from edge.pb import inference_pb2 as pb
-from edge.programs.generate import Generate, generator
+from edge.programs.generate import generator
 from edge.runtimes.build import load_runner
 from edge.serving.wire import to_raw
 from tests.support.models import graph_of, manifest_of, serialized
@@ -34,47 +29,28 @@ LETTERS = ("<end>", *map(chr, range(ord("a"), ord("z") + 1)))
 #: After this letter, in a prompt or a text, logits are not numbers.
 FAILING = "z"
 #: Letters that stand for bytes of characters in a text: that after "abc" is then "丹éc丹éc".
-BYTES: Final = MappingProxyType({"f": b"\xe4", "l": b"\xb8", "x": b"\xb9", "u": b"\xc3", "o": b"\xa9"})
+BYTES = MappingProxyType({"f": b"\xe4", "l": b"\xb8", "x": b"\xb9", "u": b"\xc3", "o": b"\xa9"})
 
 GRAPH = """letters (int64[N, T] tokens, int64[N, 1] lengths, int64[N, 1] last,
         float[N, 1, L, 1] past_key, float[N, 2, L, 3] past_value)
     => (float[N, 27] logits, float[N, 1, T, 1] new_key, float[N, 2, T, 3] new_value) {
-    values = Cast<to = 1>(tokens)
-    new_key = Unsqueeze(values, ends)
-    negative = Neg(new_key)
-    new_value = Expand(negative, two_by_three)
-    mean = ReduceMean<axes = [1, 3]>(past_value)
-    both = Sub(past_key, mean)
-    earlier = Squeeze(both, ends)
-    shape = Shape<start = 2, end = 3>(past_key)
-    places_of_cache = Squeeze(shape)
-    index_of_cache = Range(zero, places_of_cache, one)
-    is_filled = Less(index_of_cache, lengths)
-    filled = Cast<to = 1>(is_filled)
-    kept = Mul(earlier, filled)
-    twice = ReduceSum(kept, axis)
-    before = Div(twice, two)
-    shape_of_tokens = Shape<start = 1, end = 2>(tokens)
-    places = Squeeze(shape_of_tokens)
-    index = Range(zero, places, one)
-    is_read = LessOrEqual(index, last)
-    read = Cast<to = 1>(is_read)
-    now = Mul(values, read)
-    summed = ReduceSum(now, axis)
-    total = Add(before, summed)
-    next = Mod<fmod = 1>(total, count)
-    distance = Sub(vocabulary, next)
-    size = Abs(distance)
-    last_token = GatherElements<axis = 1>(tokens, last)
-    fault = Gather(faults, last_token)
-    offset = Gather(offsets, lengths)
-    finite = Add(size, offset)
-    worse = Add(finite, fault)
-    logits = Neg(worse)
+    values = Cast<to = 1>(tokens)  new_key = Unsqueeze(values, ends)
+    negative = Neg(new_key)  new_value = Expand(negative, two_by_three)
+    mean = ReduceMean<axes = [1, 3]>(past_value)  both = Sub(past_key, mean)  earlier = Squeeze(both, ends)
+    shape = Shape<start = 2, end = 3>(past_key)  places_of_cache = Squeeze(shape)
+    index_of_cache = Range(zero, places_of_cache, one)  is_filled = Less(index_of_cache, lengths)
+    filled = Cast<to = 1>(is_filled)  kept = Mul(earlier, filled)
+    twice = ReduceSum(kept, axis)  before = Div(twice, two)
+    shape_of_tokens = Shape<start = 1, end = 2>(tokens)  places = Squeeze(shape_of_tokens)
+    index = Range(zero, places, one)  is_read = LessOrEqual(index, last)  read = Cast<to = 1>(is_read)
+    now = Mul(values, read)  summed = ReduceSum(now, axis)  total = Add(before, summed)
+    next = Mod<fmod = 1>(total, count)  distance = Sub(vocabulary, next)  size = Abs(distance)
+    last_token = GatherElements<axis = 1>(tokens, last)  fault = Gather(faults, last_token)
+    offset = Gather(offsets, lengths)  finite = Add(size, offset)  worse = Add(finite, fault)  logits = Neg(worse)
 }"""
 
 
-def continued(prompt: str, tokens: int = MAX_TOKENS, *, shift: int = 0) -> str:
+def continued(prompt, tokens=MAX_TOKENS, *, shift=0):
     """Return the text that follows a prompt; a head may add ``shift`` to each of its letters."""
     ids = [LETTERS.index(letter) for letter in prompt]
     while len(ids) < len(prompt) + tokens and len(ids) < POSITIONS:
@@ -90,15 +66,15 @@ PROMPT, TEXT = "abc", continued("abc", 6)
 MOST = POSITIONS - len(PROMPT)
 
 
-def completion(**fields: Any) -> dict[str, Any]:
+def completion(**fields):
     return {"model": NAME, "prompt": PROMPT, "temperature": 0, **fields}
 
 
-def spelt(text: str, spelling: Mapping[str, bytes]) -> bytes:
+def spelt(text, spelling):
     return b"".join(spelling.get(letter, letter.encode()) for letter in text)
 
 
-def tokenizer_of(spelling: Mapping[str, bytes], *, byte_fallback: bool = False) -> Tokenizer:
+def tokenizer_of(spelling, *, byte_fallback=False):
     """Return a tokenizer of the letters; with ``byte_fallback``, each byte is a token such as ``<0xE4>``."""
     tokens = [spelling.get(letter, letter.encode()).decode("latin-1") for letter in LETTERS]
     if byte_fallback:
@@ -113,22 +89,12 @@ def tokenizer_of(spelling: Mapping[str, bytes], *, byte_fallback: bool = False) 
 
 
 def write_letters_bundle(
-    directory: Path,
-    name: str = NAME,
-    *,
-    spelling: Mapping[str, bytes] = MappingProxyType({}),
-    byte_fallback: bool = False,
-    failing: str = FAILING,
-    **changes: Any,
-) -> Bundle:
-    """Write the bundle; ``changes`` are fields of its program.
+    directory, name=NAME, *, spelling=MappingProxyType({}), byte_fallback=False, failing=FAILING, **changes
+):
+    """Write the bundle; ``spelling`` has the bytes of letters that stand for no character of their own.
 
-    With more ``positions`` the graph stays as it is: a step fails if any of its rows is longer than it allows.
-
-    Args:
-        spelling: the bytes of letters that stand for no character of their own.
-        byte_fallback: see :func:`tokenizer_of`.
-        failing: letters after which logits are not numbers.
+    ``changes`` are fields of its program. With more ``positions`` the graph stays as it is: a step fails if any of its
+    rows is longer than it allows. After the letters of ``failing``, logits are not numbers.
     """
     faults = np.zeros(len(LETTERS), np.float32)
     faults[[LETTERS.index(letter) for letter in failing]] = np.nan
@@ -155,12 +121,9 @@ def write_letters_bundle(
     ids = np.array([[1, 2, 3], [4, 5, 0]])
     prompts = ("abc", "de")
     texts = np.array([[spelt(continued(prompt), spelling)] for prompt in prompts])
-    generated = [len(continued(prompt)) for prompt in prompts]
-    whole = Golden(
-        {"ids": ids, "mask": (ids > 0).astype(np.int64)},
-        {"text": texts, "generated": np.array(generated, np.int32)[:, None]},
-        {"prompt": np.array([[prompt.encode()] for prompt in prompts])},
-    )
+    generated = np.array([[len(continued(prompt))] for prompt in prompts], np.int32)
+    raw = {"prompt": np.array([[prompt.encode()] for prompt in prompts])}
+    whole = Golden({"ids": ids, "mask": (ids > 0).astype(np.int64)}, {"text": texts, "generated": generated}, raw)
     most = POSITIONS - 1
     column = Profile(min=(1, 1), opt=(2, 1), max=(MAX_BATCH_SIZE, 1))
     sequence = Profile(min=(1, 1), opt=(2, 8), max=(MAX_BATCH_SIZE, most))
@@ -204,7 +167,7 @@ def write_letters_bundle(
 
 
 @contextmanager
-def open_letters(bundle: Bundle, cache: Path) -> Iterator[Generate]:
+def open_letters(bundle, cache):
     runner = load_runner(bundle, "onnxruntime", cache, role="backbone").runner
     assert isinstance(bundle.manifest.program, GenerateProgram)
     program = generator(bundle, bundle.manifest.program, {"full": runner})
@@ -215,26 +178,26 @@ def open_letters(bundle: Bundle, cache: Path) -> Iterator[Generate]:
         runner.close()
 
 
-def inputs_of(*prompts: str) -> dict[str, np.ndarray]:
+def inputs_of(*prompts):
     ids = np.zeros((len(prompts), max(map(len, prompts))), np.int64)
     for row, prompt in zip(ids, prompts, strict=True):
         row[: len(prompt)] = [LETTERS.index(letter) for letter in prompt]
     return {"ids": ids, "mask": (ids > 0).astype(np.int64)}
 
 
-def text_of(response: pb.ModelInferResponse) -> str:
+def text_of(response):
     place = [output.name for output in response.outputs].index("text")
     return response.raw_output_contents[place][4:].decode()
 
 
-def text_request(*prompts: str | bytes, **parameters: Any) -> pb.ModelInferRequest:
+def text_request(*prompts, **parameters):
     data = [prompt if isinstance(prompt, bytes) else prompt.encode() for prompt in prompts]
     message = pb.ModelInferRequest(model_name=NAME)
     message.inputs.add(name="prompt", datatype="BYTES", shape=(len(data), 1)).contents.bytes_contents.extend(data)
     return with_parameters(message, parameters)
 
 
-def ids_request(ids: Any, mask: Any, **parameters: Any) -> pb.ModelInferRequest:
+def ids_request(ids, mask, **parameters):
     """Return a request for the texts that follow ids of tokens, whose form a server remembers."""
     request = text_request(**parameters)
     request.ClearField("inputs")
@@ -252,20 +215,13 @@ _SIZE = len(LETTERS)
 HEAD_GRAPH = """head (float[N, V] logits, float[G, W, V] keys, float[G, V, W] values, float[G] temperatures,
         float[N, 1] alpha)
     => (float[N, V] moved) {
-    by_group = Unsqueeze(temperatures, inner)
-    scaled = Div(logits, by_group)
-    probabilities = Softmax<axis = -1>(scaled)
-    means = MatMul(probabilities, values)
-    added = MatMul(means, keys)
-    sum = ReduceSum<keepdims = 0>(added, first)
-    change = Mul(alpha, sum)
-    moved = Add(logits, change)
+    by_group = Unsqueeze(temperatures, inner)  scaled = Div(logits, by_group)
+    probabilities = Softmax<axis = -1>(scaled)  means = MatMul(probabilities, values)  added = MatMul(means, keys)
+    sum = ReduceSum<keepdims = 0>(added, first)  change = Mul(alpha, sum)  moved = Add(logits, change)
 }"""
 
 
-def write_letters_head(
-    directory: Path, base: Bundle, name: str, shift: int, *, usual_alpha: float = 1.0, version: int = 1
-) -> Bundle:
+def write_letters_head(directory, base, name, shift, *, usual_alpha=1.0, version=1):
     """Write a head that adds ``shift`` to each next letter, unless a small alpha leaves it as it is."""
     likeliest = np.eye(_SIZE, dtype=np.float32)  # the temperature makes it the only one
     keys = GAIN * np.roll(likeliest, shift, axis=1)
@@ -310,6 +266,6 @@ def write_letters_head(
     return write_bundle(directory, manifest, files)
 
 
-def _profile(size: tuple[int, ...]) -> Profile:  # 0 stands for its rows
+def _profile(size):  # 0 stands for its rows
     least, usual, most = (tuple(one or rows for one in size) for rows in (1, 2, MAX_BATCH_SIZE))
     return Profile(min=least, opt=usual, max=most)

@@ -1,22 +1,17 @@
 """A loop with known results: each step goes half of the way to the prompt's last value, and leaves 2 ** -loops."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, Profile, Tier, Tolerance
 from edge.bundles.programs import LoopProgram
 from edge.datatypes import TensorSpec
 from edge.pb import inference_pb2 as pb
 from edge.programs.loop import Loop, LoopRunners
-from edge.programs.program import Finished, Joining, LoopLimits, Options
+from edge.programs.program import Joining, LoopLimits, Options
 from edge.protocol import BY_BUDGET, BY_TOLERANCE, STOPPED
 from edge.runtimes.build import load_runner
 from tests.support.models import graph_of, manifest_of, serialized
@@ -42,31 +37,23 @@ EMBED = """embed (float[N, T, 1] xs) => (float[N, T, 1] prompt, float[N, T, 1] s
 EMBED_VALUES = EMBED.replace("(float[N, T, 1] xs)", "(float[N, T, 1] xs, float[N, K] ys)")
 STEP = """step (float[N, T, 1] state, float[N, T, 1] prompt, int64[N, 1] last)
     => (float[N, T, 1] next_state, float[N, 1] prediction, float[N, 1] residual) {
-    sum = Add(state, prompt)
-    next_state = Mul(sum, half)
-    index = Unsqueeze(last, two)
-    last_state = GatherElements<axis = 1>(next_state, index)
+    sum = Add(state, prompt)  next_state = Mul(sum, half)
+    index = Unsqueeze(last, two)  last_state = GatherElements<axis = 1>(next_state, index)
     prediction = Squeeze(last_state, two)
-    last_prompt = GatherElements<axis = 1>(prompt, index)
-    goal = Squeeze(last_prompt, two)
-    left = Sub(goal, prediction)
-    share = Div(left, goal)
-    place = Cast<to = 7>(goal)
-    endless = Gather(table, place)
-    residual = Add(share, endless)
+    last_prompt = GatherElements<axis = 1>(prompt, index)  goal = Squeeze(last_prompt, two)
+    left = Sub(goal, prediction)  share = Div(left, goal)
+    place = Cast<to = 7>(goal)  endless = Gather(table, place)  residual = Add(share, endless)
 }"""
 
 
-def prompt(*values: float, tokens: int = 3) -> np.ndarray:
+def prompt(*values, tokens=3):
     """Return prompts [rows, tokens, 1] that end with the values."""
     xs = np.full((len(values), tokens, 1), 9, np.float32)
     xs[:, -1, 0] = values
     return xs
 
 
-def write_halving_bundle(
-    directory: Path, golden_loops: int = MAX_LOOPS, *, values: bool = False, **changes: Any
-) -> Bundle:
+def write_halving_bundle(directory, golden_loops=MAX_LOOPS, *, values=False, **changes):
     """Write the bundle, with ``values`` one of prompts with values; ``changes`` are fields of its program."""
     xs = prompt(1, 2)
     inputs, profile_of_inputs, embed, given = XS, {"xs": SEQUENCE}, EMBED, {"xs": xs}
@@ -85,15 +72,11 @@ def write_halving_bundle(
     steps = {**first, "last": np.array([[2], [2]])}
     halved = {"next_state": xs / 2, "prediction": half, "residual": np.full((2, 1), 0.5, np.float32)}
     share = np.float32(2.0**-golden_loops)
-    whole = {
-        "prediction": xs[:, -1] * (1 - share),
-        "residual": np.full((2, 1), share),
-        "loops": np.full((2, 1), MAX_LOOPS, np.int32),
-    }
-    for name, golden in (
-        ("embed", Golden(given, first)), ("step", Golden(steps, halved)), ("", Golden(given, whole))
-    ):  # fmt: skip
-        files[f"{name}.golden.npz".lstrip(".")] = golden.encode()
+    whole = {"prediction": xs[:, -1] * (1 - share), "residual": np.full((2, 1), share)}
+    whole["loops"] = np.full((2, 1), MAX_LOOPS, np.int32)
+    files["embed.golden.npz"] = Golden(given, first).encode()
+    files["step.golden.npz"] = Golden(steps, halved).encode()
+    files["golden.npz"] = Golden(given, whole).encode()
     last = TensorSpec("last", "INT64", (-1, 1))
     profile = {**{spec.name: SEQUENCE for spec in STATES}, "last": Profile(min=(1, 1), opt=(2, 1), max=(4, 1))}
     outputs_of_step = (TensorSpec("next_state", "FP32", (-1, -1, 1)), *NUMBERS)
@@ -119,7 +102,7 @@ def write_halving_bundle(
     return write_bundle(directory, manifest, files)
 
 
-def loop_request(*values: float, tokens: int = 3, **parameters: Any) -> pb.ModelInferRequest:
+def loop_request(*values, tokens=3, **parameters):
     """Return a request for the loop: each value ends a prompt."""
     xs = prompt(*values, tokens=tokens)
     message = pb.ModelInferRequest(model_name=NAME, raw_input_contents=[xs.tobytes()])
@@ -127,25 +110,25 @@ def loop_request(*values: float, tokens: int = 3, **parameters: Any) -> pb.Model
     return with_parameters(message, parameters)
 
 
-def array_of(response: Any, name: str) -> np.ndarray:
+def array_of(response, name):
     place = [output.name for output in response.outputs].index(name)
     return np.frombuffer(response.raw_output_contents[place], np.int32 if name == "loops" else np.float32)
 
 
 @contextmanager
-def open_loop(bundle: Bundle, cache: Path) -> Iterator[Loop]:
+def open_loop(bundle, cache):
     embed, step = (load_runner(bundle, "onnxruntime", cache, role=role).runner for role in ("embed", "step"))
-    yield Loop(bundle.manifest.program, {"full": LoopRunners(embed, step)})  # type: ignore[arg-type]
+    yield Loop(bundle.manifest.program, {"full": LoopRunners(embed, step)})
     embed.close()
     step.close()
 
 
-def check_requests_that_join_and_leave(loop: Loop, seed: int) -> None:
+def check_requests_that_join_and_leave(loop, seed):
     """Check the answers of requests that join a session, leave it, and are dropped, all at random."""
     random = np.random.default_rng(seed)
     session = loop.session(Options("full"))
-    given: dict[int, tuple[np.ndarray, LoopLimits]] = {}
-    ended: list[Finished] = []
+    given = {}
+    ended = []
     for _ in range(60):
         joining, room, tokens = [], MAX_BATCH_SIZE - session.rows, int(random.integers(1, TOKENS + 1))
         for _ in range(int(random.integers(1, 4))):
@@ -165,7 +148,7 @@ def check_requests_that_join_and_leave(loop: Loop, seed: int) -> None:
         ended += session.step()
     assert len(ended) > 30
     for key, computed, _ in ended:
-        values, limits = given[key]  # type: ignore[index]
+        values, limits = given[key]
         needed = np.where(values == ENDLESS, limits.max_loops, np.ceil(-np.log2(limits.tolerance)))
         loops = np.minimum(needed, limits.max_loops)
         left = np.float32(0.5) ** loops

@@ -1,7 +1,5 @@
 """Marks for tests that need an optional package."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import pytest

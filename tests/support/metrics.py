@@ -1,17 +1,12 @@
 """Metrics of a server, pages of metrics, and waiting for a condition."""
 
-from __future__ import annotations
-
 import time
 import urllib.request
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from edge.instruments.snapshot import End, Timings
-from edge.server import Ready
 from edge.telemetry.metrics import metrics_page
 
 
@@ -27,45 +22,45 @@ class CountedRequest:
 
 
 class _Families(Collector):
-    def __init__(self, families: Iterable[Metric]) -> None:
+    def __init__(self, families):
         self._families = list(families)
 
-    def collect(self) -> list[Metric]:
+    def collect(self):
         return self._families
 
 
-def rendered(families: Iterable[Metric], accept: str = "*/*") -> str:
+def rendered(families, accept="*/*"):
     _, render = metrics_page(_Families(families))(accept)
     return render()[1].decode()
 
 
-def page_of(server: Ready) -> str:
+def page_of(server):
     with urllib.request.urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics", timeout=20) as page:
         return str(page.read().decode())
 
 
-def gauges(server: Ready, *names: str) -> list[float]:
+def gauges(server, *names):
     """The values of metrics without labels, read at one moment."""
     return values(page_of(server), *names)
 
 
-def values(page: str, *names: str) -> list[float]:
+def values(page, *names):
     lines = [line.split() for line in page.splitlines() if "{" not in line]
     found = {line[0]: line[1] for line in lines if line[0] != "#"}
     return [float(found[f"fewheads_{name}"]) for name in names]
 
 
-def gauge(server: Ready, name: str) -> float:
+def gauge(server, name):
     (value,) = gauges(server, name)
     return value
 
 
-def wait_until(reached: Callable[[], bool], seconds: float = 20) -> bool:
+def wait_until(reached, seconds=20):
     limit = time.monotonic() + seconds
     while not reached() and time.monotonic() < limit:
         time.sleep(0.01)
     return reached()
 
 
-def is_at_rest(server: Ready) -> bool:
+def is_at_rest(server):
     return not any(gauges(server, "streams", "stream_requests", "queue_depth"))

@@ -3,23 +3,20 @@
 python -m tests.support.models      writes tests/data/bundles/calculator-oracle-1
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.bundle import write_bundle
 from edge.bundles.expression import MAX_TERMS, TOKENS, evaluate, tokenize
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, Manifest, Profile, Provenance, Tier, Tolerance
 from edge.bundles.steps import ExpressionPreprocess
-from edge.datatypes import Array, TensorSpec
+from edge.datatypes import TensorSpec
 
 DATA = Path(__file__).parent.parent / "data"
 ORACLE_BUNDLE = DATA / "bundles" / "calculator-oracle-1"
@@ -35,7 +32,7 @@ ATTENTION_HEADS = 2
 ATTENTION_SEQUENCE = 16
 
 
-def oracle_weights() -> tuple[Array, Array, Array]:
+def oracle_weights():
     """Weights (15, 30), (30,) and (30, 1) that compute expressions exactly: ``relu(x @ first + bias) @ second``.
 
     An operand x behind the operator code o contributes ``relu(x + Mo - M) - relu(-x + Mo - M) - relu(x - Mo) +
@@ -55,31 +52,28 @@ def oracle_weights() -> tuple[Array, Array, Array]:
     return first, bias, second
 
 
-def oracle_onnx() -> bytes:
+def oracle_onnx():
     """The oracle as ONNX: x [batch, 15] float32 to value [batch, 1] float32."""
-    names = ("first", "bias", "second")
+    layers = {"first_layer": ("Gemm", "x first bias", "before"), "relu": ("Relu", "before", "hidden")}
+    layers["second_layer"] = ("MatMul", "hidden second", "value")
     graph = helper.make_graph(
-        [
-            helper.make_node("Gemm", ["x", "first", "bias"], ["before"], name="first_layer"),
-            helper.make_node("Relu", ["before"], ["hidden"], name="relu"),
-            helper.make_node("MatMul", ["hidden", "second"], ["value"], name="second_layer"),
-        ],
+        [helper.make_node(kind, reads.split(), [gives], name) for name, (kind, reads, gives) in layers.items()],
         "oracle",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", TOKENS])],
         [helper.make_tensor_value_info("value", TensorProto.FLOAT, ["batch", 1])],
-        [numpy_helper.from_array(array, name) for name, array in zip(names, oracle_weights(), strict=True)],
+        map(numpy_helper.from_array, oracle_weights(), ("first", "bias", "second")),
     )
     return serialized(graph)
 
 
-def attention_weights(head_dim: int) -> dict[str, Array]:
+def attention_weights(head_dim):
     """Random float16 projections of the shape (heads * head_dim, heads * head_dim)."""
     width = ATTENTION_HEADS * head_dim
     generator = np.random.default_rng(0)
     return {name: (generator.normal(size=(width, width)) / width**0.5).astype(np.float16) for name in ("q", "k", "v")}
 
 
-def attention_onnx(head_dim: int, datatype: str = "FP16") -> bytes:
+def attention_onnx(head_dim, datatype="FP16"):
     """Self-attention of two heads: x [batch, 16, 2 * head_dim] to y of the same shape, in FP16 or FP32 throughout."""
     width = ATTENTION_HEADS * head_dim
     element, dtype = {"FP16": ("float16", np.float16), "FP32": ("float", np.float32)}[datatype]
@@ -91,7 +85,7 @@ def attention_onnx(head_dim: int, datatype: str = "FP16") -> bytes:
         for name in "qkv"
     )
     tensor = f"{element}[batch, {ATTENTION_SEQUENCE}, {width}]"
-    constants: dict[str, Array] = {
+    constants = {
         "split": np.array([0, 0, ATTENTION_HEADS, head_dim], np.int64),
         "merge": np.array([0, 0, width], np.int64),
         "scale": np.array(head_dim**-0.5, dtype),
@@ -101,33 +95,29 @@ def attention_onnx(head_dim: int, datatype: str = "FP16") -> bytes:
         graph_of(
             f"""attention ({tensor} x) => ({tensor} y) {{
                 {heads}
-                scores = MatMul(q, k)
-                scaled = Mul(scores, scale)
-                weights = Softmax<axis = -1>(scaled)
-                heads = MatMul(weights, v)
-                beside = Transpose<perm = [0, 2, 1, 3]>(heads)
-                y = Reshape(beside, merge)
+                scores = MatMul(q, k)  scaled = Mul(scores, scale)  weights = Softmax<axis = -1>(scaled)
+                heads = MatMul(weights, v)  beside = Transpose<perm = [0, 2, 1, 3]>(heads)  y = Reshape(beside, merge)
             }}""",
             **constants,
         )
     )
 
 
-def graph_of(text: str, **constants: Array) -> onnx.GraphProto:
+def graph_of(text, **constants):
     """Return a graph written in the syntax of :mod:`onnx.parser`, with constants."""
-    graph: onnx.GraphProto = onnx.parser.parse_graph(text)
+    graph = onnx.parser.parse_graph(text)
     graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
     return graph
 
 
-def serialized(graph: onnx.GraphProto, opset: int = 17) -> bytes:
+def serialized(graph, opset=17):
     """Return a checked model, written so that runtimes of several years read it."""
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
     onnx.checker.check_model(model)
     return bytes(model.SerializeToString(deterministic=True))
 
 
-def oracle_golden() -> Golden:
+def oracle_golden():
     """Expressions, their tokens, and their true values."""
     return Golden(
         inputs={"x": tokenize(EXPRESSIONS)},
@@ -136,22 +126,14 @@ def oracle_golden() -> Golden:
     )
 
 
-def tier_of(name: str = "full", file: str = "model.onnx", *, atol: float = 0, rtol: float = 0, **fields: Any) -> Tier:
+def tier_of(name="full", file="model.onnx", *, atol=0, rtol=0, **fields):
     """Return a tier of one FP32 artifact for any runtime; ``fields`` are further ones of the tier."""
     tolerance = Tolerance(atol=atol, rtol=rtol)
     artifact = Artifact(file=file, runtime="any", precision="fp32", opset=17, tolerance=tolerance)
     return Tier(name=name, artifacts=(artifact,), **fields)
 
 
-def manifest_of(
-    name: str,
-    inputs: tuple[TensorSpec, ...],
-    outputs: tuple[TensorSpec, ...],
-    profile: dict[str, Profile],
-    *,
-    trainer: str = "none",
-    **fields: Any,
-) -> Manifest:
+def manifest_of(name, inputs, outputs, profile, *, trainer="none", **fields):
     """Return a manifest without files: version 1, exact, and without batches unless ``fields`` set them."""
     defaults = {"version": 1, "description": "for tests", "max_batch_size": 0, "golden": "golden.npz"}
     return Manifest(
@@ -165,7 +147,7 @@ def manifest_of(
     )
 
 
-def oracle_manifest(name: str = "calculator-oracle", version: int = 1) -> Manifest:
+def oracle_manifest(name="calculator-oracle", version=1):
     return manifest_of(
         name,
         (TensorSpec("x", "FP32", (-1, TOKENS)),),
@@ -180,14 +162,12 @@ def oracle_manifest(name: str = "calculator-oracle", version: int = 1) -> Manife
     )
 
 
-def write_oracle_bundle(
-    directory: Path, name: str = "calculator-oracle", version: int = 1, *, replace: bool = False
-) -> Bundle:
+def write_oracle_bundle(directory, name="calculator-oracle", version=1, *, replace=False):
     files = {"model.onnx": oracle_onnx(), "golden.npz": oracle_golden().encode()}
     return write_bundle(directory, oracle_manifest(name, version), files, replace=replace)
 
 
-def write_bundle_of_roles(directory: Path) -> Bundle:
+def write_bundle_of_roles(directory):
     """Write the oracle with two further roles: ``embed`` gives ``code``, and ``head``, once for TensorRT, takes it."""
     manifest = oracle_manifest()
     (model,) = manifest.tiers[0].artifacts
@@ -205,7 +185,7 @@ def write_bundle_of_roles(directory: Path) -> Bundle:
     return write_bundle(directory, manifest, files)
 
 
-def write_attention_bundle(directory: Path, head_dim: int) -> Bundle:
+def write_attention_bundle(directory, head_dim):
     """Write :func:`attention_onnx` in FP16 as a bundle at ``directory``, golden outputs by NumPy in float64."""
     shape = (-1, ATTENTION_SEQUENCE, ATTENTION_HEADS * head_dim)
     x = np.random.default_rng(1).normal(size=(4, *shape[1:])).astype(np.float16)
@@ -223,7 +203,7 @@ def write_attention_bundle(directory: Path, head_dim: int) -> Bundle:
     return write_bundle(directory, manifest, {"model.onnx": attention_onnx(head_dim), "golden.npz": golden.encode()})
 
 
-def _attention(x: Array, head_dim: int) -> Array:
+def _attention(x, head_dim):
     projected = {name: x.astype(np.float64) @ weight for name, weight in attention_weights(head_dim).items()}
     q, k, v = (a.reshape(len(x), ATTENTION_SEQUENCE, ATTENTION_HEADS, head_dim) for a in projected.values())
     scores = np.einsum("bqhd,bkhd->bhqk", q, k) * head_dim**-0.5

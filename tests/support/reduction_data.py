@@ -13,14 +13,9 @@ VOCABULARY = 40
 
 
 def config(architecture="bert", layers=2, heads=4, head_dim=8, ffn_dim=48, dim=24):
-    return TransformerConfig(
-        architecture=architecture,
-        dim=dim,
-        layers=(LayerShape(heads, head_dim, ffn_dim),) * layers,
-        vocab_size=VOCABULARY,
-        max_positions=32,
-        segments=2 if architecture == "bert" else 0,
-    )
+    shapes = (LayerShape(heads, head_dim, ffn_dim),) * layers
+    sizes = {"vocab_size": VOCABULARY, "max_positions": 32, "segments": 2 if architecture == "bert" else 0}
+    return TransformerConfig(architecture=architecture, dim=dim, layers=shapes, **sizes)
 
 
 def model(seed=0, **options):

@@ -1,11 +1,7 @@
 """Good and bad requests to the models of the shared server."""
 
-from __future__ import annotations
-
 import struct
-from collections.abc import Callable, Iterator, Mapping
 from queue import Queue
-from typing import Any
 
 import numpy as np
 import tritonclient.grpc as triton
@@ -14,7 +10,6 @@ from grpc_reflection.v1alpha import reflection_pb2
 from tritonclient.utils import np_to_triton_dtype
 
 from edge.bundles.expression import evaluate, tokenize
-from edge.datatypes import Array
 from edge.pb import inference_pb2 as pb
 from edge.pb import telemetry_pb2
 from edge.pb.pool import POOL
@@ -27,67 +22,67 @@ TEXTS = ["3 - -4 + 2", "-5 + 1", "7", "1 - 2 + 3 - 4 + 5 - 6 + 7 - 8"]
 TRUTH = np.array([[evaluate(text)] for text in TEXTS], np.float32)
 
 
-def good(rows: int = 1) -> pb.ModelInferRequest:
+def good(rows=1):
     request = pb.ModelInferRequest(model_name=ORACLE)
     request.inputs.add(name="x", datatype="FP32", shape=[rows, 15])
     request.raw_input_contents.append(TOKENS.tobytes() * rows)
     return request
 
 
-def in_region(tensor: Any, name: str, size_bytes: int, offset: int | None = None) -> None:
+def in_region(tensor, name, size_bytes, offset=None):
     tensor.parameters["shared_memory_region"].string_param = name
     tensor.parameters["shared_memory_byte_size"].int64_param = size_bytes
     if offset is not None:
         tensor.parameters["shared_memory_offset"].int64_param = offset
 
 
-def triton_input(name: str, values: Array, module: Any = triton, **how: bool) -> Any:
+def triton_input(name, values, module=triton, **how):
     """An input of a stock client, the one over gRPC by default."""
     tensor = module.InferInput(name, list(values.shape), np_to_triton_dtype(values.dtype))
     return tensor.set_data_from_numpy(values, **how)
 
 
-def column(*texts: str | bytes) -> Array:
+def column(*texts):
     return np.array([[text.encode() if isinstance(text, str) else text] for text in texts], np.object_)
 
 
-def typed() -> pb.ModelInferRequest:
+def typed():
     request = good()
     del request.raw_input_contents[:]
     request.inputs[0].contents.fp32_contents.extend(TOKENS[0].tolist())
     return request
 
 
-def changed(change: Callable[[pb.ModelInferRequest], Any], start: Callable[[], pb.ModelInferRequest] = good) -> Any:
+def changed(change, start=good):
     request = start()
     change(request)
     return request
 
 
-def shaped(*shape: int) -> pb.ModelInferRequest:
+def shaped(*shape):
     return changed(lambda r: r.inputs[0].ClearField("shape") or r.inputs[0].shape.extend(shape))
 
 
-def parameter(name: str, **value: Any) -> pb.ModelInferRequest:
+def parameter(name, **value):
     return changed(lambda r: r.parameters[name].MergeFrom(pb.InferParameter(**value)))
 
 
-def expression(*elements: bytes, shape: tuple[int, ...] | None = None) -> pb.ModelInferRequest:
+def expression(*elements, shape=None):
     request = pb.ModelInferRequest(model_name=ORACLE)
     request.inputs.add(name="expression", datatype="BYTES", shape=shape or (len(elements), 1))
     request.raw_input_contents.append(b"".join(struct.pack("<I", len(e)) + e for e in elements))
     return request
 
 
-def _text(value: str) -> pb.InferParameter:
+def _text(value):
     return pb.InferParameter(string_param=value)
 
 
-def log_setting(name: str, **value: Any) -> pb.LogSettingsRequest:
+def log_setting(name, **value):
     return pb.LogSettingsRequest(settings={name: pb.LogSettingsRequest.SettingValue(**value)})
 
 
-def trace_setting(name: str, *value: str) -> pb.TraceSettingRequest:
+def trace_setting(name, *value):
     return pb.TraceSettingRequest(settings={name: pb.TraceSettingRequest.SettingValue(value=value)})
 
 
@@ -97,14 +92,14 @@ REGION = pb.SystemSharedMemoryRegisterRequest(name="a", key="/a", byte_size=1)
 CUDA_REGION = pb.CudaSharedMemoryRegisterRequest(name="a")
 
 
-def text(*words: str, **parameters: str | int) -> pb.ModelInferRequest:
+def text(*words, **parameters):
     request = expression(*(word.encode() for word in words))
     request.model_name = "sentiment"
     request.inputs[0].name = "text"
     return with_parameters(request, parameters)
 
 
-def with_parameters(request: pb.ModelInferRequest, parameters: Mapping[str, Any]) -> pb.ModelInferRequest:
+def with_parameters(request, parameters):
     for name, value in parameters.items():
         kind = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}[type(value)]
         setattr(request.parameters[name], kind, value)
@@ -112,7 +107,7 @@ def with_parameters(request: pb.ModelInferRequest, parameters: Mapping[str, Any]
 
 
 #: Messages that the fuzzers mutate, by method.
-SEEDS: dict[str, list[bytes]] = {
+SEEDS = {
     method: [message.SerializeToString() for message in messages]
     for method, messages in {
         "ModelInfer": [
@@ -143,10 +138,10 @@ SEEDS: dict[str, list[bytes]] = {
 class Sender:
     """The requests of a stream that stays open until None is put into the queue."""
 
-    def __init__(self) -> None:
-        self.queue: Queue[Any] = Queue()
+    def __init__(self):
+        self.queue = Queue()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         return iter(self.queue.get, None)
 
 
@@ -154,19 +149,19 @@ HEALTH_NAME = health_pb2.HealthCheckRequest(service="")
 LIST_SERVICES = reflection_pb2.ServerReflectionRequest(list_services="")
 SERVICES = (INFERENCE, TELEMETRY, HEALTH, REFLECTION)
 #: Requests that a server with everything on answers; an empty message is one to all others.
-REQUESTS: dict[str, Any] = {
+REQUESTS = {
     "ModelInfer": good(),
     "ModelStreamInfer": good(),
-    "ModelReady": pb.ModelReadyRequest(name="calculator-oracle"),
-    "ModelMetadata": pb.ModelMetadataRequest(name="calculator-oracle"),
-    "ModelConfig": pb.ModelConfigRequest(name="calculator-oracle"),
-    "RepositoryModelLoad": pb.RepositoryModelLoadRequest(model_name="calculator-oracle"),
+    "ModelReady": pb.ModelReadyRequest(name=ORACLE),
+    "ModelMetadata": pb.ModelMetadataRequest(name=ORACLE),
+    "ModelConfig": pb.ModelConfigRequest(name=ORACLE),
+    "RepositoryModelLoad": LOAD,
     "SystemSharedMemoryRegister": REGION,
     "ServerReflectionInfo": LIST_SERVICES,
     "Watch": telemetry_pb2.WatchRequest(interval_ms=100),
 }
 
 
-def methods() -> list[str]:
+def methods():
     found = [POOL.FindServiceByName(service) for service in SERVICES]
     return sorted(f"/{service.full_name}/{method.name}" for service in found for method in service.methods)

@@ -1,13 +1,9 @@
 """Small servers of the protocol on real sockets that answer as a test says and record the requests."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from operator import methodcaller
-from typing import Any
 
 import grpc
 import numpy as np
@@ -15,7 +11,6 @@ import numpy as np
 from edge.pb import inference_pb2 as pb
 from tests.support import commands
 
-Behaviour = Callable[[Any, grpc.ServicerContext], Any]
 closed_port = commands.closed_address
 _serialized = methodcaller("SerializeToString")
 _METHODS = {
@@ -25,7 +20,7 @@ _METHODS = {
 }
 
 
-def doubled(request: pb.ModelInferRequest, context: grpc.ServicerContext) -> pb.ModelInferResponse:
+def doubled(request, context):
     """Return ``y``: twice the first input, which is FP32."""
     response = pb.ModelInferResponse(model_name=request.model_name, model_version="1", id=request.id)
     response.outputs.add(name="y", datatype="FP32", shape=request.inputs[0].shape)
@@ -33,10 +28,10 @@ def doubled(request: pb.ModelInferRequest, context: grpc.ServicerContext) -> pb.
     return response
 
 
-def refusing(code: grpc.StatusCode, after_ms: object = None, times: int = 10**9) -> Behaviour:
+def refusing(code, after_ms=None, times=10**9):
     left = iter(range(times))
 
-    def behave(request: pb.ModelInferRequest, context: grpc.ServicerContext) -> pb.ModelInferResponse:
+    def behave(request, context):
         if next(left, None) is None:
             return doubled(request, context)
         context.set_trailing_metadata(() if after_ms is None else (("retry-after-ms", str(after_ms)),))
@@ -45,37 +40,37 @@ def refusing(code: grpc.StatusCode, after_ms: object = None, times: int = 10**9)
     return behave
 
 
-def x(value: float = 1.0) -> dict[str, Any]:
+def x(value=1.0):
     return {"x": np.array([value], np.float32)}
 
 
 class Peer:
     """A server whose behaviour may change while it runs."""
 
-    def __init__(self, behave: Behaviour) -> None:
+    def __init__(self, behave):
         self.behave = behave
-        self.requests: list[Any] = []
+        self.requests = []
         self.gone = threading.Event()
         self.url = ""
 
-    def unary(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def unary(self, request, context):
         self.requests.append(request)
         context.add_callback(self.gone.set)
         return self.behave(request, context)
 
-    def stream(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[pb.ModelStreamInferResponse]:
+    def stream(self, requests, context):
         for request in requests:
             self.requests.append(request)
             yield pb.ModelStreamInferResponse(infer_response=self.behave(request, context))
 
-    def wait(self, request: pb.ModelInferRequest, context: grpc.ServicerContext) -> pb.ModelInferResponse:
+    def wait(self, request, context):
         """Answer only after the client has gone: a behaviour."""
         self.gone.wait(10)
         return doubled(request, context)
 
 
 @contextmanager
-def peer(behave: Behaviour = doubled, port: int = 0) -> Iterator[Peer]:
+def peer(behave=doubled, port=0):
     """Serve on loopback while the block runs; its end breaks off every call."""
     one = Peer(behave)
     server = grpc.server(ThreadPoolExecutor(16), options=[("grpc.so_reuseport", 0)])

@@ -1,12 +1,8 @@
 """Certificates, tokens, and servers that require them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,14 +22,14 @@ HOST = "127.0.0.1"
 class Authority:
     """A certificate authority, and the files of its certificates in a directory."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory):
         directory.mkdir(parents=True, exist_ok=True)
         self._ca = trustme.CA()
         self._directory = directory
         self.file = directory / "ca.pem"
         self._ca.cert_pem.write_to_path(str(self.file))
 
-    def issue(self, name: str = "server", *, hosts: Sequence[str] = (HOST, "localhost"), **dates: datetime) -> Pair:
+    def issue(self, name="server", *, hosts=(HOST, "localhost"), **dates):
         """Write ``<name>.pem`` and ``<name>.key``, replacing those that exist; ``dates`` are those of trustme."""
         leaf = self._ca.issue_cert(*hosts, common_name=name, **dates)
         certificate, key = self._directory / f"{name}.pem", self._directory / f"{name}.key"
@@ -45,14 +41,14 @@ class Authority:
 Pair = tuple[Path, Path]
 
 
-def write_private(path: Path, content: bytes) -> None:
+def write_private(path, content):
     scratch = path.with_suffix(".new")
     scratch.touch(0o600)
     scratch.write_bytes(content)
     scratch.replace(path)
 
 
-def tokens_file(path: Path, **scopes: Sequence[str]) -> dict[str, str]:
+def tokens_file(path, **scopes):
     """Write a file of new tokens, one for each name, and return them."""
     made = {name: new_token(name, of) for name, of in scopes.items()}
     write_private(path, b"".join(msgspec.json.encode(line) + b"\n" for _, line in made.values()))
@@ -60,13 +56,12 @@ def tokens_file(path: Path, **scopes: Sequence[str]) -> dict[str, str]:
 
 
 @contextmanager
-def logging_server(repository: Path, log: Path, *arguments: object) -> Iterator[Ready]:
+def logging_server(repository, log, *arguments):
     """Serve a repository while the block runs; the server's stderr goes to a file."""
     command = [sys.executable, "-m", "edge", "serve", str(repository), "--grpc-port=0", "--metrics-port=0", "--json"]
     with open(log, "wb") as stderr:
         process = subprocess.Popen([*command, *map(str, arguments)], stdout=subprocess.PIPE, stderr=stderr)
         try:
-            assert process.stdout is not None
             line = process.stdout.readline()
             assert line, log.read_text()
             yield msgspec.json.decode(line, type=Ready)
@@ -87,15 +82,15 @@ class Secured(NamedTuple):
     tokens: dict[str, str]
 
     @property
-    def url(self) -> str:
+    def url(self):
         return f"{HOST}:{self.ready.grpc_port}"
 
-    def channel(self, client: Pair | None = None) -> grpc.Channel:
+    def channel(self, client=None):
         return secure_channel(self.ready.grpc_port, self.authority, client or self.client)
 
 
 @contextmanager
-def secured_server(directory: Path, *arguments: object, **scopes: Sequence[str]) -> Iterator[Secured]:
+def secured_server(directory, *arguments, **scopes):
     """Serve the oracle while the block runs; files in ``directory`` have the names of their tokens."""
     authority = Authority(directory / "authority")
     own, client = authority.issue(), authority.issue("client")
@@ -112,11 +107,11 @@ def secured_server(directory: Path, *arguments: object, **scopes: Sequence[str])
         yield Secured(ready, directory / "log", authority, own, client, tokens)
 
 
-def secure_channel(port: int, authority: Authority, own: Pair | None = None) -> grpc.Channel:
+def secure_channel(port, authority, own=None):
     certificate, key = own or (None, None)
     options = [("grpc.use_local_subchannel_pool", 1)]
     return grpc.secure_channel(f"{HOST}:{port}", channel_credentials(authority.file, certificate, key), options)
 
 
-def bearer(token: str) -> tuple[tuple[str, str], ...]:
+def bearer(token):
     return (("authorization", f"Bearer {token}"),)

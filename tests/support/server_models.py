@@ -1,20 +1,15 @@
 """Models for tests of servers: one that returns its input, and one that computes for as long as a request says."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Profile
-from edge.datatypes import NUMPY_TYPES, Array, TensorSpec
+from edge.datatypes import NUMPY_TYPES, TensorSpec
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
 from tests.support.models import graph_of, manifest_of, serialized, tier_of
@@ -23,15 +18,15 @@ _ELEMENTS = {name: helper.np_dtype_to_tensor_dtype(dtype) for name, dtype in NUM
 ECHO_MAX = 4096
 
 
-def echo_input(datatype: str) -> str:
+def echo_input(datatype):
     return f"in_{datatype.lower()}"
 
 
-def echo_output(datatype: str) -> str:
+def echo_output(datatype):
     return f"out_{datatype.lower()}"
 
 
-def write_echo_bundle(directory: Path, datatype: str) -> Bundle:
+def write_echo_bundle(directory, datatype):
     """``echo-<datatype>``: out equals in, one dynamic dimension that is not a batch."""
     name, result = echo_input(datatype), echo_output(datatype)
     element = TensorProto.DataType.Name(_ELEMENTS[datatype]).lower()
@@ -40,7 +35,7 @@ def write_echo_bundle(directory: Path, datatype: str) -> Bundle:
     return write_bundle_of(directory, f"echo-{datatype.lower()}", serialized(graph), {name: value}, {result: value})
 
 
-def write_busy_bundle(directory: Path, steps: int = 20) -> Bundle:
+def write_busy_bundle(directory, steps=20):
     """``busy``: multiplies 256 x 256 matrices ``steps`` times, which takes some 0.2 to 1 ms each, and returns steps.
 
     By default, its golden set has so many steps that the scheduler computes none of its runs on the event loop.
@@ -50,7 +45,7 @@ def write_busy_bundle(directory: Path, steps: int = 20) -> Bundle:
     return write_bundle_of(directory, "busy", serialized(graph), {"steps": value}, {"done": value})
 
 
-def loop_graph(output: str, shape: list[int | str]) -> onnx.GraphProto:
+def loop_graph(output, shape):
     """A graph that multiplies matrices as often as ``steps`` (INT64) says, and returns ``steps``."""
     steps = f"int64[{', '.join(map(str, shape))}]"
     return graph_of(
@@ -61,22 +56,19 @@ def loop_graph(output: str, shape: list[int | str]) -> onnx.GraphProto:
                     still = Identity(going)
                     next = MatMul(state, matrix)
                 }}>(count, , matrix)
-            largest = ReduceMax<keepdims = 0>(last)
-            one = Cast<to = {TensorProto.INT64}>(largest)
+            largest = ReduceMax<keepdims = 0>(last)  one = Cast<to = {TensorProto.INT64}>(largest)
             {output} = Mul(steps, one)
         }}""",
         matrix=np.eye(256, dtype=np.float32),  # so that the largest of its powers is 1
     )
 
 
-def failing_graph(output: str, elements: Array) -> onnx.GraphProto:
+def failing_graph(output, elements):
     """A graph that returns the element at ``index`` (INT64, [1]); beyond the last one the runtime fails."""
     return graph_of(
         f"""failing (int64[1] index) => (int64[1] {output}) {{
-            near = Clip(index, first, last)
-            inside = Equal(near, index)
-            size = Cast<to = {TensorProto.INT64}>(inside)
-            found = Gather(elements, near)
+            near = Clip(index, first, last)  inside = Equal(near, index)
+            size = Cast<to = {TensorProto.INT64}>(inside)  found = Gather(elements, near)
             {output} = Reshape<allowzero = 1>(found, size)
         }}""",
         elements=elements,
@@ -85,7 +77,7 @@ def failing_graph(output: str, elements: Array) -> onnx.GraphProto:
     )
 
 
-def table_graph(rows: int) -> onnx.GraphProto:
+def table_graph(rows):
     """A graph that returns ``table[ids]``, [n, 2], for ``ids`` (INT64, [n, 1]); row by row its number."""
     return graph_of(
         "table (int64[n, 1] ids) => (float[n, 2] vector) { found = Gather(table, ids) vector = Squeeze(found, axis) }",
@@ -94,15 +86,13 @@ def table_graph(rows: int) -> onnx.GraphProto:
     )
 
 
-def write_bundle_of(
-    directory: Path, name: str, model: bytes, inputs: dict[str, Array], outputs: dict[str, Array]
-) -> Bundle:
+def write_bundle_of(directory, name, model, inputs, outputs):
     """A model without a batch dimension, as the version 1 of ``name``; its inputs and outputs are the golden ones."""
     loaded = onnx.load_from_string(model)
     names = {info.name: info for info in (*loaded.graph.input, *loaded.graph.output)}
     types = {code: datatype for datatype, code in _ELEMENTS.items()}
 
-    def spec(tensor: str) -> TensorSpec:
+    def spec(tensor):
         kind = names[tensor].type.tensor_type
         return TensorSpec(tensor, types[kind.elem_type], tuple(dim.dim_value or -1 for dim in kind.shape.dim))
 
@@ -113,7 +103,7 @@ def write_bundle_of(
     return write_bundle(directory / f"{name}-1", manifest, files)
 
 
-def busy(steps: int, timeout_us: int = 0) -> pb.ModelInferRequest:
+def busy(steps, timeout_us=0):
     request = pb.ModelInferRequest(model_name="busy")
     request.inputs.add(name="steps", datatype="INT64", shape=[1])
     request.raw_input_contents.append(np.int64(steps).tobytes())
@@ -122,9 +112,8 @@ def busy(steps: int, timeout_us: int = 0) -> pb.ModelInferRequest:
     return request
 
 
-def failures(stub: Stub) -> int:
-    count: int = stub.ModelStatistics(pb.ModelStatisticsRequest(name="busy")).model_stats[0].inference_stats.fail.count
-    return count
+def failures(stub):
+    return stub.ModelStatistics(pb.ModelStatisticsRequest(name="busy")).model_stats[0].inference_stats.fail.count
 
 
 Stub = inference_pb2_grpc.GRPCInferenceServiceStub
@@ -137,7 +126,7 @@ WIDTH = 1024
 LAYERS = {"full": 480, "half": 240, "eighth": 60}
 
 
-def tier_onnx(layers: int) -> bytes:
+def tier_onnx(layers):
     """x [batch, 1024] through so many layers that change nothing: the identity."""
     names = ["x", *(f"x{index}" for index in range(1, layers)), "y"]
     nodes = " ".join(f"{after} = MatMul({before}, eye)" for before, after in pairwise(names))
@@ -145,9 +134,7 @@ def tier_onnx(layers: int) -> bytes:
     return serialized(graph_of(text, eye=np.eye(WIDTH, dtype=np.float32)))
 
 
-def write_tiered_bundle(
-    directory: Path, max_batch_size: int = 4, layers: Mapping[str, int] = LAYERS, **fields: Any
-) -> Bundle:
+def write_tiered_bundle(directory, max_batch_size=4, layers=LAYERS, **fields):
     x = np.random.default_rng(0).normal(size=(4, WIDTH)).astype(np.float32)
     manifest = manifest_of(
         "tiered",

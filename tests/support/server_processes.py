@@ -1,21 +1,19 @@
 """Servers as child processes, with their log and exit code."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import grpc
 import msgspec
+import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.server import Ready
+from tests.support.models import ORACLE, oracle_golden
 
 SECONDS = 60
 
@@ -23,23 +21,22 @@ SECONDS = 60
 class Served:
     """A server that takes requests, with a channel to it."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process):
         self.process = process
-        assert process.stdout
         line = process.stdout.readline()
         assert line, process.communicate()[1]
         self.ready = msgspec.json.decode(line, type=Ready)
         self.channel = grpc.insecure_channel(f"127.0.0.1:{self.ready.grpc_port}")
         self.stub = inference_pb2_grpc.GRPCInferenceServiceStub(self.channel)
 
-    def end(self) -> tuple[int, str]:
+    def end(self):
         """Wait until it exits; return its exit code and its log."""
         _, log = self.process.communicate(timeout=SECONDS)
         return self.process.returncode, log
 
 
 @contextmanager
-def served(repository: Path, *arguments: object, program: str = "edge", **variables: str) -> Iterator[Served]:
+def served(repository, *arguments, program="edge", **variables):
     """Run a server, and kill it at the end if it has not exited.
 
     ``program`` is the module to run, with its first arguments; ``variables`` are of its environment.
@@ -57,20 +54,30 @@ def served(repository: Path, *arguments: object, program: str = "edge", **variab
         process.communicate()
 
 
+def check_golden(server):
+    """Check the oracle's answer to its golden inputs."""
+    golden = oracle_golden()
+    tokens = golden.inputs["x"]
+    request = pb.ModelInferRequest(model_name=ORACLE, raw_input_contents=[tokens.tobytes()])
+    request.inputs.add(name="x", datatype="FP32", shape=tokens.shape)
+    value = np.frombuffer(server.stub.ModelInfer(request).raw_output_contents[0], np.float32)
+    np.testing.assert_allclose(value, golden.outputs["value"].reshape(-1), atol=1e-4)
+
+
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def health(server: Served, name: str) -> int:
+def health(server, name):
     return int(health_pb2_grpc.HealthStub(server.channel).Check(health_pb2.HealthCheckRequest(service=name)).status)
 
 
-def problems(server: Served) -> list[str]:
+def problems(server):
     return list(telemetry_pb2_grpc.TelemetryStub(server.channel).Get(telemetry_pb2.GetRequest()).problems)
 
 
-def is_ready(server: Served) -> bool:
+def is_ready(server):
     return bool(server.stub.ServerReady(pb.ServerReadyRequest()).ready)
 
 
-def model_states(server: Served) -> dict[str, tuple[str, str]]:
+def model_states(server):
     return {m.name: (m.state, m.reason) for m in server.stub.RepositoryIndex(pb.RepositoryIndexRequest()).models}

@@ -1,7 +1,6 @@
 """Data for the tests of tasks: real data if they are there, and a task that is small enough to learn."""
 
 import gzip
-import json
 import os
 import struct
 from pathlib import Path
@@ -13,11 +12,8 @@ import torch
 from click.testing import CliRunner
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from export.cli.finetune import finetune
-from export.cli.reduce import reduce
 from export.data.examples import Examples
 from export.data.tokens import encode
-from export.finetune.models import open_tuned
 from export.finetune.objectives import TaskObjective
 from export.finetune.predictions import predict
 from export.models.heads import SequenceClassifier
@@ -48,18 +44,6 @@ def invoke(command, *arguments):
     return result.stdout
 
 
-def reduce_and_teach(task, data, tmp_path, *options, calibration):
-    """Reduce the run on a task below ``data``, fine-tune the result with it as teacher, and return reduce's output."""
-    run, small = data / task, tmp_path / "small"
-    printed = invoke(reduce, run, "--data-dir", data, *calibration, "--out", small, "--json")
-    tuning = ("--data-dir", data, "--epochs", 1, "--teacher", run, *options)
-    invoke(finetune, task, "--model", small, *tuning, "--out", tmp_path)
-    config = open_tuned(tmp_path / task, task).transformer.config
-    assert config == open_tuned(small, task).transformer.config
-    assert config.layers != open_tuned(run, task).transformer.config.layers
-    return json.loads(printed)
-
-
 def make_tokenizer(special=("[PAD]", "[UNK]", "[CLS]", "[SEP]")):
     """Return a tokenizer of whole words that frames texts as BERT does; ``special`` are the first words."""
     vocabulary = {word: number for number, word in enumerate([*special, *POSITIVE, *NEGATIVE, *NEUTRAL, "."])}
@@ -75,10 +59,8 @@ def make_transformer(layers=2, dim=32, seed=0):
     """Return a BERT with random weights for :func:`make_tokenizer`."""
     torch.manual_seed(seed)
     shape = LayerShape(num_heads=2, head_dim=dim // 2, ffn_dim=2 * dim)
-    config = TransformerConfig(
-        architecture="bert", dim=dim, layers=(shape,) * layers, vocab_size=32, max_positions=64, segments=2
-    )
-    transformer = Transformer(config)
+    sizes = {"dim": dim, "vocab_size": 32, "max_positions": 64, "segments": 2}
+    transformer = Transformer(TransformerConfig(architecture="bert", layers=(shape,) * layers, **sizes))
     # Words count for more than places, so that a toy task is learnt in few steps.
     torch.nn.init.normal_(transformer.embeddings.position.weight, std=0.1)
     return transformer
@@ -117,10 +99,9 @@ def accuracy_on(model, rows):
     return evaluate
 
 
-def fine_tune(model, rows, recipe, *, evaluate, teacher=None, extra=None, **options):
+def fine_tune(model, rows, recipe, *, evaluate, teacher=None, objective=TaskObjective, **options):
     """Train a model in place; ``options`` are those of the trainer."""
-    objective = TaskObjective(model, rows, recipe, seed=0, evaluate=evaluate, teacher=teacher, extra=extra)
-    return train(objective, recipe, seed=0, **options)
+    return train(objective(model, rows, recipe, seed=0, evaluate=evaluate, teacher=teacher), recipe, seed=0, **options)
 
 
 class Seen(Observer):
@@ -145,6 +126,21 @@ class Seen(Observer):
 def same(one, other):
     ours, theirs = (x.state_dict() if isinstance(x, torch.nn.Module) else x for x in (one, other))
     return ours.keys() == theirs.keys() and all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+def write_rows(path, columns, rows, delimiter=","):
+    """Write rows, without quotes, in the format that the path's end names, and return the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    records = [dict(zip(columns, row, strict=True)) for row in rows]
+    if path.suffix == ".jsonl":
+        path.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
+    elif path.suffix == ".parquet":
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.Table.from_pylist(records), path)
+    else:
+        between = "\t" if path.suffix == ".tsv" else delimiter
+        path.write_bytes("".join(f"{between.join(map(str, row))}\n" for row in (columns, *rows)).encode())
+    return path
 
 
 def write_sst2(root, train=360, dev=40):

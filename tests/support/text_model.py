@@ -1,21 +1,16 @@
 """A text classifier of two tiers, small enough to read: the logits count good and bad words."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
-
 import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import Manifest, Profile
+from edge.bundles.manifest import Profile
 from edge.bundles.programs import CascadeProgram
 from edge.bundles.steps import LabelPostprocess, TokenizerPreprocess
-from edge.datatypes import Array, TensorSpec
+from edge.datatypes import TensorSpec
 from tests.support.models import graph_of, manifest_of, serialized, tier_of
 
 WORDS = ("[PAD]", "[UNK]", "good", "bad", "fine", "poor")
@@ -27,24 +22,21 @@ TEXTS = ("good good bad", "bad", "fine fine bad", "poor poor good", "good")
 MAX_BATCH_SIZE, MAX_LENGTH = 8, 16
 
 
-def tokenizer_of(words: Sequence[str]) -> Tokenizer:
+def tokenizer_of(words):
     tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()
     return tokenizer
 
 
-def tokenizer_json() -> bytes:
+def tokenizer_json():
     return tokenizer_of(WORDS).to_str().encode()
 
 
-def weights(tier: str) -> Array:
-    known = WEIGHTS.copy()
-    if tier == "lean":
-        known[4:] = 0
-    return known
+def weights(tier):
+    return WEIGHTS if tier == "full" else np.where(np.arange(len(WORDS))[:, None] < 4, WEIGHTS, np.float32(0))
 
 
-def model_of(weights: Array, signs: Array | None = None) -> bytes:
+def model_of(weights, signs=None):
     """Embed, mask, multiply by the sign of the segment if given, and sum: [batch, tokens] to [batch, width]."""
     ids, constants = "int64[batch, tokens]", {"weights": weights, "last": np.array([2]), "tokens": np.array([1])}
     inputs, signed = f"{ids} input_ids, {ids} attention_mask", "signed = Identity(counted)"
@@ -54,11 +46,8 @@ def model_of(weights: Array, signs: Array | None = None) -> bytes:
     return serialized(
         graph_of(
             f"""words ({inputs}) => (float[batch, {weights.shape[1]}] logits) {{
-                each = Gather(weights, input_ids)
-                real = Cast<to = 1>(attention_mask)
-                column = Unsqueeze(real, last)
-                counted = Mul(each, column)
-                {signed}
+                each = Gather(weights, input_ids)  real = Cast<to = 1>(attention_mask)
+                column = Unsqueeze(real, last)  counted = Mul(each, column)  {signed}
                 logits = ReduceSum<keepdims = 0>(signed, tokens)
             }}""",
             **constants,
@@ -66,16 +55,16 @@ def model_of(weights: Array, signs: Array | None = None) -> bytes:
     )
 
 
-def model(tier: str) -> bytes:
+def model(tier):
     return model_of(weights(tier))
 
 
-def logits(text: str, tier: str) -> Array:
+def logits(text, tier):
     known = weights(tier)
     return np.sum([known[WORDS.index(word) if word in WORDS else 1] for word in text.split()], axis=0)
 
 
-def padded(rows: Sequence[Sequence[int]]) -> tuple[Array, Array]:
+def padded(rows):
     """Return ids and mask, [rows, tokens]."""
     ids, mask = np.zeros((2, len(rows), max(map(len, rows))), np.int64)
     for row, tokens in enumerate(rows):
@@ -84,7 +73,7 @@ def padded(rows: Sequence[Sequence[int]]) -> tuple[Array, Array]:
     return ids, mask
 
 
-def golden(tier: str) -> Golden:
+def golden(tier):
     ids, mask = padded([[WORDS.index(word) for word in text.split()] for text in TEXTS])
     return Golden(
         inputs={"input_ids": ids, "attention_mask": mask},
@@ -93,20 +82,12 @@ def golden(tier: str) -> Golden:
     )
 
 
-def tokenizer_step(max_length: int, **pair: str) -> TokenizerPreprocess:
-    return TokenizerPreprocess(
-        input="text",
-        file="tokenizer.json",
-        ids="input_ids",
-        mask="attention_mask",
-        max_length=max_length,
-        pad_id=0,
-        max_text_bytes=200,
-        **pair,
-    )
+def tokenizer_step(max_length, **pair):
+    names = {"input": "text", "file": "tokenizer.json", "ids": "input_ids", "mask": "attention_mask"}
+    return TokenizerPreprocess(**names, max_length=max_length, pad_id=0, max_text_bytes=200, **pair)
 
 
-def manifest() -> Manifest:
+def manifest():
     shape = Profile(min=(1, 1), opt=(1, 8), max=(MAX_BATCH_SIZE, MAX_LENGTH))
     return manifest_of(
         "sentiment",
@@ -123,12 +104,10 @@ def manifest() -> Manifest:
     )
 
 
-def files() -> dict[str, bytes]:
-    found = {"tokenizer.json": tokenizer_json()}
-    for tier in TIERS:
-        found |= {f"{tier}.onnx": model(tier), f"{tier}.npz": golden(tier).encode()}
-    return found
+def files():
+    tiers = {f"{tier}.onnx": model(tier) for tier in TIERS} | {f"{tier}.npz": golden(tier).encode() for tier in TIERS}
+    return {"tokenizer.json": tokenizer_json(), **tiers}
 
 
-def write_sentiment_bundle(directory: Path) -> Bundle:
+def write_sentiment_bundle(directory):
     return write_bundle(directory, manifest(), files())

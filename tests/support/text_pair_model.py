@@ -1,18 +1,13 @@
 """A regression on pairs of texts, small enough to read: how much better the words of the first are."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
-
 import numpy as np
 from tokenizers.processors import TemplateProcessing
 
-from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import Manifest, Profile
+from edge.bundles.manifest import Profile
 from edge.bundles.steps import ScorePostprocess
-from edge.datatypes import Array, TensorSpec
+from edge.datatypes import TensorSpec
 from tests.support.models import manifest_of
 from tests.support.text_model import model_of, padded, tokenizer_of, tokenizer_step
 
@@ -25,7 +20,7 @@ PAIRS = (("good good", "bad"), ("bad", "bad good good"), ("good", "good"), ("wha
 MAX_BATCH_SIZE, MAX_LENGTH = 8, 12
 
 
-def tokenizer_json() -> bytes:
+def tokenizer_json():
     """Return a tokenizer that frames pairs as BERT does."""
     tokenizer = tokenizer_of(WORDS)
     tokenizer.post_processor = TemplateProcessing(
@@ -34,19 +29,19 @@ def tokenizer_json() -> bytes:
     return tokenizer.to_str().encode()
 
 
-def model() -> bytes:
+def model():
     """Worth of each token, minus where the segment is 1, nothing where the mask is 0: [batch, tokens] to [batch, 1]."""
     return model_of(WORTH, np.array([[1], [-1]], np.float32))
 
 
-def scores(pairs: Sequence[tuple[str, str]]) -> Array:
-    def worth(text: str) -> int:
+def scores(pairs):
+    def worth(text):
         return text.split().count("good") - text.split().count("bad")
 
     return np.array([[worth(first) - worth(second)] for first, second in pairs], np.float32)
 
 
-def golden() -> Golden:
+def golden():
     rows = [[2, *_ids(first), 3, *_ids(second), 3] for first, second in PAIRS]
     ids, mask = padded(rows)
     segments = np.zeros_like(ids)
@@ -60,11 +55,11 @@ def golden() -> Golden:
     )
 
 
-def _ids(text: str) -> list[int]:
+def _ids(text):
     return [WORDS.index(word) if word in WORDS else 1 for word in text.split()]
 
 
-def manifest() -> Manifest:
+def manifest():
     shape = Profile(min=(1, 1), opt=(1, 8), max=(MAX_BATCH_SIZE, MAX_LENGTH))
     return manifest_of(
         NAME,
@@ -78,9 +73,9 @@ def manifest() -> Manifest:
     )
 
 
-def files() -> dict[str, bytes]:
+def files():
     return {"tokenizer.json": tokenizer_json(), "model.onnx": model(), "golden.npz": golden().encode()}
 
 
-def write_pair_bundle(directory: Path) -> Bundle:
+def write_pair_bundle(directory):
     return write_bundle(directory, manifest(), files())

@@ -1,7 +1,5 @@
 """Programs that the tests of deploy/ run, and that a machine may lack."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
@@ -13,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 
 
-def tool(name: str, install: str) -> str:
+def tool(name, install):
     """Return the path of a program of this environment or of the system, or skip the test and say how to install it."""
     found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if not found:
@@ -21,5 +19,5 @@ def tool(name: str, install: str) -> str:
     return found
 
 
-def run(*command: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload,no-any-return]
+def run(*command, **options):
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)

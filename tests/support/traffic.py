@@ -1,15 +1,12 @@
 """Clients that send requests without a pause while a test acts on their servers."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from edge.client import ONCE, Client, InferRequest, InferResult, Retries, text
+from edge.client import ONCE, Client, InferRequest, InferResult, text
 from edge.errors import ServerError
 
 INPUTS = {"expression": text(["1 + 1"])}
@@ -22,25 +19,23 @@ class Traffic:
     answers: list[tuple[float, InferResult]] = field(default_factory=list)
     failures: list[tuple[float, ServerError]] = field(default_factory=list)
 
-    def servers(self, since: float) -> Counter[str]:
+    def servers(self, since):
         return Counter(result.call.server for begun, result in self.answers if begun >= since)
 
-    def versions(self) -> list[str]:
+    def versions(self):
         return [result.model_version for _, result in self.answers]
 
 
 @contextmanager
-def traffic(
-    servers: str | Sequence[str], model: str, retries: Retries = ONCE, threads: int = 8, streams: int = 0
-) -> Iterator[Traffic]:
+def traffic(servers, model, retries=ONCE, threads=8, streams=0):
     """Send requests from several threads, some of them on streams, while the block runs."""
     result, stop = Traffic(), threading.Event()
 
-    def requests() -> Iterator[InferRequest]:
+    def requests():
         while not stop.is_set():
             yield InferRequest(model=model, inputs=INPUTS)
 
-    def send(client: Client, streaming: bool) -> None:
+    def send(client, streaming):
         while not stop.is_set():
             begun = time.monotonic()
             try:

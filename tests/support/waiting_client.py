@@ -6,13 +6,10 @@ busy machine make everybody wait, too.
 python -m tests.support.waiting_client PORT PROCESS      a line on stdin is answered by the seconds since the one before
 """
 
-from __future__ import annotations
-
 import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import grpc
@@ -22,20 +19,18 @@ from edge.pb import inference_pb2_grpc
 
 
 class WaitingClient:
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process):
         self._process = process
 
-    def slowest(self) -> float:
+    def slowest(self):
         """Return the seconds of the slowest call since the last time."""
-        assert self._process.stdin
-        assert self._process.stdout
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         return float(self._process.stdout.readline())
 
 
 @contextmanager
-def waiting_client(port: int, process_id: int) -> Iterator[WaitingClient]:
+def waiting_client(port, process_id):
     command, pipe = [sys.executable, "-m", __name__, str(port), str(process_id)], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
         client = WaitingClient(process)
@@ -43,7 +38,7 @@ def waiting_client(port: int, process_id: int) -> Iterator[WaitingClient]:
         yield client
 
 
-def main() -> None:
+def main():
     clock = ~int(sys.argv[2]) << 3 | 2  # of the process, as clock_getcpuclockid(3) has it
     with grpc.insecure_channel(f"127.0.0.1:{sys.argv[1]}") as channel:
         stub, slowest = inference_pb2_grpc.GRPCInferenceServiceStub(channel), 0.0

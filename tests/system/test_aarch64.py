@@ -1,7 +1,5 @@
 """The service on aarch64: its wheels for both JetPacks, and its answers on an emulated processor."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -22,7 +20,7 @@ debian, emulate, wheels = (import_module(name) for name in ("debian", "emulate",
 
 
 @pytest.fixture(scope="module")
-def index() -> None:
+def index():
     """Skip where pip cannot reach an index with wheels for aarch64."""
     try:
         wheels.resolve([Requirement("msgspec")], wheels.JETPACK_6, [])
@@ -36,7 +34,7 @@ def index() -> None:
     [pytest.param(True, id="tested versions"), pytest.param(False, id="newest versions", marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize("target", [wheels.JETPACK_6, wheels.JETPACK_7], ids=["JetPack 6", "JetPack 7"])
-def test_all_packages_of_a_jetson_have_wheels(target: wheels.Target, pinned: bool) -> None:
+def test_all_packages_of_a_jetson_have_wheels(target, pinned):
     constraints = wheels.tested_versions(target) if pinned else []
     found = wheels.resolve(wheels.device_requirements(target), target, constraints)
     assert {"grpcio", "ngh2", "numpy", "onnxruntime", "starlette", "tokenizers", "uvloop"} <= found.keys()
@@ -52,18 +50,18 @@ def test_all_packages_of_a_jetson_have_wheels(target: wheels.Target, pinned: boo
 
 
 @pytest.mark.usefixtures("index")
-def test_a_package_without_a_wheel_is_named() -> None:
+def test_a_package_without_a_wheel_is_named():
     with pytest.raises(BackendError, match=r"wheels for Python 3\.10 on aarch64: got .*pycuda.*, expected a wheel of"):
         wheels.resolve([Requirement("pycuda")], wheels.JETPACK_6, [])
 
 
-def test_an_aarch64_machine_is_not_emulated() -> None:
+def test_an_aarch64_machine_is_not_emulated():
     with pytest.raises(UsageError, match="got 'aarch64', expected an x86_64 machine"):
         emulate.check_machine("aarch64")
 
 
 @pytest.mark.skipif(not shutil.which("apt-get"), reason="needs apt")
-def test_mirrors_without_the_packages_are_rejected(tmp_path: Path) -> None:
+def test_mirrors_without_the_packages_are_rejected(tmp_path):
     sources = tmp_path / "mirrors.list"
     sources.write_text(f"deb [arch=arm64 trusted=yes] file:{tmp_path}/none ./\n")
     packages = debian.Packages(tmp_path / "debian", "arm64", sources)
@@ -76,7 +74,7 @@ def test_mirrors_without_the_packages_are_rejected(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(not shutil.which("apt-get"), reason="needs apt")
 @pytest.mark.usefixtures("index")
-def test_an_emulated_jetson_gives_the_answers_of_this_machine(tmp_path: Path) -> None:
+def test_an_emulated_jetson_gives_the_answers_of_this_machine(tmp_path):
     text = write_sentiment_bundle(tmp_path / "sentiment")
     command = [sys.executable, str(SCRIPTS / "emulate.py"), str(emulate.ORACLE), str(text.path), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

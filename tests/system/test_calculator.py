@@ -1,11 +1,6 @@
 """From training to a served answer, through every real joint, on every item of the data."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +8,6 @@ import tritonclient.grpc as triton
 
 from edge.bundles.bundle import Bundle
 from edge.launch import running_server
-from edge.server import Ready
 from export.data import expressions as data
 from tests.support.commands import answer, fewheads
 from tests.support.sample_requests import column, triton_input
@@ -23,26 +17,26 @@ BATCH = 256
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def work(tmp_path_factory):
     return tmp_path_factory.mktemp("work")
 
 
 @pytest.fixture(scope="module")
-def repository(work: Path) -> Path:
+def repository(work):
     answer(fewheads("train", *MODELS, "--seed=1", "--out", work / "runs"))
     answer(fewheads("export", *(work / "runs" / model for model in MODELS), "--repository", work / "repository"))
     return work / "repository"
 
 
 @pytest.fixture(scope="module")
-def server(work: Path, repository: Path) -> Iterator[Ready]:
+def server(work, repository):
     built = answer(fewheads("build", *sorted(repository.iterdir()), "--cache", work / "cache", "--json"))
     assert all(one["build"]["golden"]["outputs"][0]["passed"] for one in json.loads(built))
     with running_server(sorted(repository.iterdir()), cache=work / "cache") as ready:
         yield ready
 
 
-def ask(server: Ready, model: str, split: data.Split, tensor: str) -> np.ndarray[Any, Any]:
+def ask(server, model, split, tensor):
     values = []
     with triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
         for start in range(0, len(split.expressions), BATCH):
@@ -53,20 +47,20 @@ def ask(server: Ready, model: str, split: data.Split, tensor: str) -> np.ndarray
 
 
 @pytest.mark.parametrize("tensor", ["expression", "x"])
-def test_the_oracle_is_exact_on_all_items(server: Ready, tensor: str) -> None:
+def test_the_oracle_is_exact_on_all_items(server, tensor):
     splits = data.load()
     assert sum(len(split.expressions) for split in splits.values()) == 6748
     for split in splits.values():
         assert np.abs(ask(server, "calculator-oracle", split, tensor) - split.truth).max() == 0.0
 
 
-def test_the_gate_is_right_on_all_items_after_rounding(server: Ready) -> None:
+def test_the_gate_is_right_on_all_items_after_rounding(server):
     for split in data.load().values():
         answers = ask(server, "calculator-gate", split, "expression")
         np.testing.assert_array_equal(np.round(answers), split.truth)
 
 
-def test_the_bundles_have_the_measured_accuracy(repository: Path) -> None:
+def test_the_bundles_have_the_measured_accuracy(repository):
     for path in repository.iterdir():
         manifest = Bundle.open(path).manifest
         measured = {(measure.metric, measure.split): measure for measure in manifest.measures}

@@ -32,8 +32,6 @@ _MIB = 1024**2
 _PROCESS_BYTES = 150 * _MIB
 _MAX_TIMING_BYTES = 256 * _MIB
 _DIGEST = 64
-#: The precisions of a weakly typed build, beside FP32.
-_PRECISION_FLAGS = {"fp32": (), "fp16": ("FP16",), "int8": ("FP16", "INT8")}
 
 
 def compute_capabilities() -> tuple[str, ...]:
@@ -61,20 +59,17 @@ def compile_onnx(
     flavor: Flavor,
     compute_capability: str | None,
     subject: str,
-    precision: str = "fp32",
     options: BuildOptions = BuildOptions(),  # noqa: B008 - it is frozen
     progress: Progress | None = None,
 ) -> Product:
     """Build an engine, with a profile for each bucket of its sequence axis or with the given profiles.
 
-    The network is strongly typed: it computes in the datatypes of the ONNX file. If such a build fails on TensorRT 10,
-    a weakly typed one follows, in which TensorRT chooses among the datatypes of ``precision``.
+    The network is strongly typed: it computes in the datatypes of the ONNX file.
 
     Args:
         profile: the allowed shapes of every dynamic input.
         more_profiles: further sets of them; then none has buckets.
         compute_capability: the GPU to compile for, such as ``SM86``; None is this machine's.
-        precision: of the file: ``fp32``, ``fp16`` or ``int8``.
 
     Raises:
         BundleError: the model is not ONNX, or its weights are in other files.
@@ -82,53 +77,37 @@ def compile_onnx(
     """
     check_self_contained(model, subject)
     profiles = optimization_profiles(profile, more_profiles)
-    job = _Job(model, profiles, flavor, compute_capability, subject, precision, options, progress)
-    job.logger.messages.clear()
-    job.logger.listener = job.log.hear
+    compilation = _Compilation(model, profiles, flavor, compute_capability, subject, options, progress)
+    compilation.logger.messages.clear()
+    compilation.logger.listener = compilation.log.hear
     try:
-        return job.attempt("")
-    except BackendError as error:
-        # A build that lacked memory would fail again.
-        if not hasattr(job.trt.BuilderFlag, "FP16") or job.log.out_of_memory:
-            raise
-        reason = f"the strongly typed build failed: {error.given}"
-        log.warning("%s is built weakly typed: %s", subject, reason)
-        try:
-            return job.attempt(reason)
-        except BackendError:
-            raise error from None
+        return compilation.run()
     finally:
-        job.logger.listener = None
+        compilation.logger.listener = None
 
 
 @dataclass
-class _Job:
+class _Compilation:
     model: bytes
     profiles: Sequence[Profiles]
     flavor: Flavor
     compute_capability: str | None
     subject: str
-    precision: str
     options: BuildOptions
     progress: Progress | None
 
     def __post_init__(self) -> None:
         self.trt, self.logger, self.log = import_tensorrt(self.flavor), logger_of(self.flavor), BuilderLog()
-        self.started = time.perf_counter()
 
-    def attempt(self, weak: str) -> Product:
-        """Build once; ``weak`` is the reason for a weakly typed network, or empty."""
-        trt = self.trt
+    def run(self) -> Product:
+        trt, began = self.trt, time.perf_counter()
         builder = trt.Builder(self.logger)
-        strong = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
-        network = builder.create_network(0 if weak else strong)
+        network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         self._parse(network)
         # Before the build, which may change the network.
         layers, blocks = int(network.num_layers), attention_blocks(trt, network)
         limits = index_limits(trt, network)
         config = self._config(builder)
-        for flag in _PRECISION_FLAGS[self.precision] if weak else ():
-            config.set_flag(getattr(trt.BuilderFlag, flag))
         timing, timed = self.options.timing_cache, "off"
         if timing and self.compute_capability is None:  # only the GPU itself can fill its cache
             timed = _load_timing(config, timing)
@@ -143,7 +122,6 @@ class _Job:
         data = bytes(engine)
         # The name of every fused attention kernel contains this, in TensorRT 10 on an Orin and in TensorRT-RTX.
         fused = FUSED_KERNEL in data
-        notes = [self.log.warning(), unexplained(blocks, fused), f"weakly typed: {weak}" if weak else ""]
         report = EngineReport(
             builder=self.flavor,
             version=str(trt.__version__),
@@ -151,16 +129,14 @@ class _Job:
             attention_blocks=len(blocks),
             attention_fused=fused if blocks else None,
             attention=describe(blocks, fused),
-            seconds=time.perf_counter() - self.started,
+            seconds=time.perf_counter() - began,
             warnings=tuple(self.logger.messages),
-            typing="weak" if weak else "strong",
-            typing_reason=weak,
             profiles=tuple(map(described, self.profiles)),
             skipped_tactics=self.log.skipped_tactics,
             workspace_bytes=self.options.workspace_bytes,
             timing_cache=timed,
             index_limits=limits,
-            notes=tuple(filter(None, notes)),
+            notes=tuple(filter(None, (self.log.warning(), unexplained(blocks, fused)))),
         )
         return Product("model.engine", data, report)
 

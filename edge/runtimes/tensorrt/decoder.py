@@ -16,8 +16,7 @@ import numpy as np
 from edge.datatypes import Array
 from edge.errors import InvalidRequest
 from edge.runner import DecoderTensors
-from edge.runtimes.cuda import Device, Memory, Slices
-from edge.runtimes.device_errors import is_out_of_memory
+from edge.runtimes.cuda import Device, Memory, Slices, is_out_of_memory
 from edge.runtimes.host import Group, groups_of, places_for, places_left
 from edge.runtimes.tensorrt.device import SharedDevice
 from edge.runtimes.tensorrt.engine import ALIGNMENT, Engine, Enqueued, Shape, aligned
@@ -30,10 +29,7 @@ _NUMBER = np.dtype(np.float32)
 class Entries:
     """Tensors [rows, heads, places, width] in one memory, those of a group one behind the other.
 
-    A line has the places of one head, and a slice is one tensor.
-
-    Args:
-        address: of the memory. Entries without one tell their size.
+    A line has the places of one head, and a slice is one tensor. Entries without an address tell their size.
     """
 
     def __init__(self, groups: tuple[Group, ...], rows: int, places: int, address: int = 0) -> None:
@@ -49,16 +45,14 @@ class Entries:
         self.size_bytes = end - address
 
     def at(self, address: int) -> Entries:
-        """Return the same entries in a memory."""
         return Entries(self._groups, self.rows, self.places, address)
 
     def addresses(self) -> Mapping[str, int]:
-        """Return the address of each tensor."""
         return dict(self._tensors())
 
     def shapes(self, rows: int) -> Mapping[str, Shape]:
         """Return the shape of each tensor, of its first rows."""
-        return {name: (rows, one.heads, self.places, one.width) for one in self._groups for name in one.names}
+        return {name: (rows, group.heads, self.places, group.width) for group in self._groups for name in group.names}
 
     def clear(self, device: Device, row: int, rows: int, stream: Any) -> None:
         """Enqueue a fill of some rows with zeros."""
@@ -76,19 +70,16 @@ class Entries:
         stream: Any,
         *,
         rows: int,
-        place: int,
+        position: int,
         places: int,
     ) -> None:
-        """Enqueue copies from the first places of rows of other entries, one for each group.
+        """Enqueue copies from the first places of rows of ``source``, or of these entries, one for each group.
 
-        Args:
-            source: with the same groups, or these entries themselves.
-            moved: the first row there, and the first one here.
-            place: the first one here.
+        ``moved`` is the first row there, and the first one here; ``position`` is the first place here.
         """
         for group, start, other in zip(self._groups, self._starts, source._starts, strict=True):
             there, here = (row * group.heads for row in moved)
-            target = start.address + here * start.pitch + place * group.entry_bytes
+            target = start.address + here * start.pitch + position * group.entry_bytes
             device.copy_slices(
                 start._replace(address=target),
                 other._replace(address=other.address + there * other.pitch),
@@ -147,7 +138,6 @@ class DecoderBuffers:
 
     @property
     def cache_bytes(self) -> int:
-        """Device memory of the cache."""
         return self._memory.size_bytes if self._memory and self._memory.address else 0
 
     def reserve(self, places: int, rows: int) -> None:
@@ -183,7 +173,7 @@ class DecoderBuffers:
             shared.device.clear(memory.address, memory.size_bytes, shared.compute)
             if rows:
                 kept = min(places, old.places)
-                cache.copy(old, (0, 0), shared.device, shared.compute, rows=rows, place=0, places=kept)
+                cache.copy(old, (0, 0), shared.device, shared.compute, rows=rows, position=0, places=kept)
             shared.compute.synchronize()
         except BaseException:
             if not shared.synchronize():
@@ -250,9 +240,7 @@ class TensorRtDecoder:
 
     A step computes a number of rows that is a power of two, so that few graphs are enough. The cache is 0 behind the
     end of each row: the engine multiplies these places by 0, and a NaN of an earlier row would stay one.
-
-    Args:
-        check: raises an InvalidRequest for indices outside their tables, by the inputs' names.
+    ``check`` raises an InvalidRequest for indices outside their tables, by the inputs' names.
     """
 
     def __init__(
@@ -270,7 +258,6 @@ class TensorRtDecoder:
 
     @property
     def cache_bytes(self) -> int:
-        """Device memory of the cache."""
         return self._buffers.cache_bytes
 
     def add(self, tokens: Array, lengths: Array) -> Array:
@@ -292,7 +279,7 @@ class TensorRtDecoder:
             new = buffers.run_prompts(*padded)
             buffers.cache.clear(shared.device, begin, count, shared.compute)
             for row, rows, length in _neighbours(lengths):
-                self._copy(shared, new, (row, begin + row), rows=rows, place=0, places=length)
+                self._copy(shared, new, (row, begin + row), rows=rows, position=0, places=length)
             buffers.done.record(shared.compute)
             buffers.done.synchronize()
             buffers.free_prompts()
@@ -304,7 +291,7 @@ class TensorRtDecoder:
         buffers = self._buffers
         with self._model.working() as (shared, _):
             for move in moves:
-                self._copy(shared, buffers.cache, move, place=0, places=buffers.cache.places)
+                self._copy(shared, buffers.cache, move, position=0, places=buffers.cache.places)
                 buffers.lengths[move[1]] = buffers.lengths[move[0]]
             buffers.lengths[rows:] = 0
             self._rows = rows
@@ -327,16 +314,16 @@ class TensorRtDecoder:
             buffers.done.record(shared.compute)
             # The host samples meanwhile. What comes next waits for these copies, as it is in the same stream.
             for row, count, length in _neighbours(lengths):
-                self._copy(shared, buffers.new, (row, row), rows=count, place=length, places=1)
+                self._copy(shared, buffers.new, (row, row), rows=count, position=length, places=1)
             buffers.done.synchronize()
         lengths += 1
         return buffers.logits[:rows]
 
     def _copy(
-        self, shared: SharedDevice, source: Entries, move: tuple[int, int], *, rows: int = 1, place: int, places: int
+        self, shared: SharedDevice, source: Entries, move: tuple[int, int], *, rows: int = 1, position: int, places: int
     ) -> None:
         cache = self._buffers.cache
-        cache.copy(source, move, shared.device, shared.compute, rows=rows, place=place, places=places)
+        cache.copy(source, move, shared.device, shared.compute, rows=rows, position=position, places=places)
 
     def _rejected(self, given: list[int], expected: str, fix: str) -> InvalidRequest:
         return InvalidRequest(f"rows of {self._model.subject}", given=given, expected=expected, fix=fix)

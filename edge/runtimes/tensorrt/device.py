@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
-from edge.runtimes.cuda import Device, Memory, abandon
-from edge.runtimes.device_errors import fatal_name
+from edge.runtimes.cuda import Device, Memory, abandon, fatal_name
 
 #: Makes a model use another arena, and drops its graphs, which have the address of the old one. No run is in progress.
 ArenaMoves = Callable[[Memory], None]
@@ -62,7 +61,6 @@ class SharedDevice:
         return next((error for error in failures if fatal_name(str(error))), None)
 
     def is_lost(self) -> bool:
-        """Return whether the device is lost."""
         try:
             with self.device:
                 return self.synchronize() is not None

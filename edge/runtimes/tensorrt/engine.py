@@ -48,7 +48,6 @@ class ShapeRange(NamedTuple):
     most: Shape
 
     def admits(self, shape: Shape) -> bool:
-        """Return whether a shape is in the range."""
         return all(low <= size <= high for low, size, high in zip(self.least, shape, self.most, strict=True))
 
 
@@ -92,11 +91,8 @@ class Engine:
     """
 
     def __init__(self, data: bytes, shared: SharedDevice, trt: Any, logger: Any, *, subject: str, graphs: bool) -> None:
-        self._subject = subject
-        self._shared = shared
-        self._trt = trt
-        self._logger = logger
-        self._uses_graphs = graphs
+        self._subject, self._shared, self._trt = subject, shared, trt
+        self._logger, self._uses_graphs = logger, graphs
         self._graphs: OrderedDict[Work, _Captured] = OrderedDict()
         self._seen: OrderedDict[Work, None] = OrderedDict()
         self._runs = 0
@@ -142,8 +138,7 @@ class Engine:
     def profile_of(self, shapes: tuple[Shape, ...]) -> int:
         """Return the smallest optimization profile for input shapes.
 
-        Raises:
-            InvalidRequest: no profile admits them.
+        Raise an InvalidRequest if no profile admits them.
         """
         admitting = [
             (sum(prod(allowed.most) for allowed in ranges), profile)
@@ -165,7 +160,6 @@ class Engine:
         raise InvalidRequest(f"shapes for {self._subject}", given=given, expected=expected, fix=fix)
 
     def ranges(self, name: str) -> list[ShapeRange]:
-        """Return the range of an input in each profile."""
         index = [spec.name for spec in self.inputs].index(name)
         return [ranges[index] for ranges in self.profiles]
 
@@ -178,8 +172,7 @@ class Engine:
     def output_shapes(self, profile: int, shapes: tuple[Shape, ...]) -> list[Shape]:
         """Return the output shapes for input shapes that a profile admits.
 
-        Raises:
-            InvalidRequest: the input shapes contradict each other.
+        Raise an InvalidRequest if the input shapes contradict each other.
         """
         output_shapes = self._output_shapes.get((profile, shapes))
         if output_shapes is None:
@@ -197,10 +190,7 @@ class Engine:
     ) -> None:
         """Enqueue runs, ``before`` ahead of each and ``after`` behind it, all of which become part of the graph.
 
-        Raise a TensorRtError or a CudaError if one is rejected.
-
-        Args:
-            recurs: whether the work may get a graph.
+        Raise a TensorRtError or a CudaError if one is rejected. Work that ``recurs`` may get a graph.
         """
         self._runs += 1
         captured = self._graphs.get(work)
@@ -295,7 +285,7 @@ class Engine:
         self._check(not missing, "shapes", f"none of {missing}", "one of each input")
 
     def _listed(self, shapes: tuple[Shape, ...]) -> Raw:
-        return Raw(", ".join(f"{spec.name} {list(one)}" for spec, one in zip(self.inputs, shapes, strict=True)))
+        return Raw(", ".join(f"{spec.name} {list(shape)}" for spec, shape in zip(self.inputs, shapes, strict=True)))
 
     def _enqueue_plain(self, work: Work, before: Copies | None, after: Copies | None, begin: int = 0) -> None:
         for index in range(begin, len(work)):

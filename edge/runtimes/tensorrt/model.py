@@ -15,8 +15,7 @@ import numpy as np
 from edge.datatypes import NUMPY_TYPES, Array
 from edge.errors import BackendError, FewheadsError, InvalidRequest, Raw, RunnerError
 from edge.runner import Tensor
-from edge.runtimes.cuda import Memory, abandon, facts
-from edge.runtimes.device_errors import fatal_name, is_out_of_memory
+from edge.runtimes.cuda import Memory, abandon, facts, fatal_name, is_out_of_memory
 from edge.runtimes.tensorrt.device import SharedDevice, shared_device
 from edge.runtimes.tensorrt.engine import DATATYPES, Engine, EngineRefused, Shape
 from edge.runtimes.tensorrt.package import Flavor, import_tensorrt, logger_of, version
@@ -31,10 +30,7 @@ class TensorRtHandle:
     """A tensor in device memory; see :class:`edge.runner.Handle`."""
 
     def __init__(self, model: TensorRtModel, memory: Memory, datatype: str, shape: Shape) -> None:
-        self._model = model
-        self.memory = memory
-        self.datatype = datatype
-        self.shape = shape
+        self._model, self.memory, self.datatype, self.shape = model, memory, datatype, shape
 
     def numpy(self) -> Array:
         """Return a copy on the host. Only the thread that owns the GPU may call this."""
@@ -57,8 +53,7 @@ class TensorRtModel:
     """
 
     def __init__(self, engine: bytes, flavor: Flavor, *, subject: str, rebuild: str, graphs: bool = True) -> None:
-        self.subject = subject
-        self._flavor = flavor
+        self.subject, self._flavor = subject, flavor
         self._logger = logger_of(flavor)
         self.dropped: deque[Memory] = deque()
         self._memory: set[Memory] = set()
@@ -94,8 +89,7 @@ class TensorRtModel:
     def upload(self, array: Array) -> TensorRtHandle:
         """Copy an array to the device; see :class:`edge.runner.Runner`.
 
-        Raises:
-            InvalidRequest: TensorRT does not support the datatype.
+        Raise an InvalidRequest if TensorRT does not support the datatype.
         """
         datatypes = {NUMPY_TYPES[name]: name for name in DATATYPES.values()}
         if array.dtype not in datatypes:
@@ -107,7 +101,6 @@ class TensorRtModel:
             return handle
 
     def download(self, handle: TensorRtHandle) -> Array:
-        """Return a copy of a handle on the host; see :meth:`TensorRtHandle.numpy`."""
         array: Array = np.empty(handle.shape, NUMPY_TYPES[handle.datatype])
         with self.working() as (shared, _):
             shared.device.download(array, handle.memory.address)

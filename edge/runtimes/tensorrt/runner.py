@@ -88,8 +88,7 @@ class Slot:
     ) -> Layout:
         """Return where the tensors of some shapes are; raise a TensorRtError if one exceeds its buffer.
 
-        Args:
-            elsewhere: the tensors that are in other memory of the device.
+        Those ``elsewhere`` are in other memory of the device.
         """
         if len(self.layouts) >= _LAYOUTS:
             self.layouts.clear()
@@ -131,8 +130,7 @@ class PendingRun:
     def __init__(self, runner: TensorRtRunner, slot: Slot, layout: Layout, kept: dict[str, Tensor]) -> None:
         self._runner = runner
         self.slot: Slot | None = slot
-        self.layout = layout
-        self.kept = kept
+        self.layout, self.kept = layout, kept
 
     def result(self) -> dict[str, Array]:
         return self._runner.finish(self)  # type: ignore[return-value] # start() keeps nothing on the device

@@ -50,7 +50,6 @@ class _Engines(Runtime):
             more_profiles=source.tensors.more_profiles,
             flavor=self.flavor,
             compute_capability=self.device if self.build_only else None,
-            precision=source.artifact.precision,
             subject=source.subject,
             options=options,
             progress=progress,

@@ -1,4 +1,4 @@
-"""Encoders in the form that TensorRT runs with the fewest kernels; KERNELS.md lists the forms that were tried.
+"""Encoders in the form that TensorRT runs with the fewest kernels; KERNELS.md counts them.
 
 TensorRT computes queries, keys and values in one product, and attention in one kernel. Between the two it copies them,
 unless they have no bias; in INT8 one copy remains, which also applies the scales. So, in FP16:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from datetime import datetime, timezone
 from pathlib import Path
 
 import msgspec
 
 from edge import __version__
-from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, Manifest, Profile, Provenance, Tier
 from edge.bundles.steps import ImagePreprocess
 from edge.datatypes import Array
-from edge.errors import BundleError, UsageError
+from edge.errors import UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from export.bundle.exportable import Contents, File, write_contents
 from export.bundle.exported import FULL
 from export.bundle.outputs import check_bundle, check_name
 from export.bundle.pack.golden import (
@@ -29,7 +30,7 @@ from export.bundle.pack.golden import (
 from export.bundle.pack.inputs import RANDOM, SEED, in_runs, random_inputs, read_inputs, read_items
 from export.bundle.pack.model import OnnxModel, load_model, read_model
 from export.bundle.pack.profiles import Shapes, profiles
-from export.bundle.pack.steps import image_step, label_step, read_images
+from export.bundle.pack.steps import label_step, pixels_step, read_images
 from export.bundle.pack.variants import Checks, Variant, check_convertible, fp16_variant, int8_variants
 
 #: Used where the graph has a batch dimension and ``--max-batch-size`` is not given.
@@ -139,12 +140,11 @@ def pack_model(
     model = read_model(path)
     for option in [f"--{kind}" for kind in ("fp16", "int8") if getattr(options, kind)]:
         check_convertible(model, option)
-    runner = load_model(model)
-    try:
+    with closing(load_model(model)) as runner:
         specs = runner.inputs, runner.outputs
         max_batch_size = _max_batch_size(runner, path, options.max_batch_size)
         # Before the profiles, which would ask for the sizes of dynamic images that --image refuses.
-        image = image_step(options.image, *specs, path) if options.image else None
+        image = pixels_step(options.image, *specs, path) if options.image else None
         profile = profiles(runner.inputs, model.dimensions, max_batch_size, options.shapes)
         labels = label_step(options.labels, specs[1], path) if options.labels else None
         begin("golden outputs")
@@ -154,8 +154,6 @@ def pack_model(
         # Requests never share a run of an INT8 tier, because dynamic quantization depends on the whole run.
         if max_batch_size > 1 and model.precision != "int8":
             check_rows_independent(runner, golden, tolerance, path)
-    finally:
-        runner.close()
     runtime = "onnxruntime" if model.operators.only_onnxruntime else "any"
     given = Artifact(
         file="model.onnx", runtime=runtime, precision=model.precision, opset=model.opset, tolerance=tolerance
@@ -185,7 +183,7 @@ def pack_model(
         tiers.setdefault(variant.tier, []).append(variant.artifact)
     manifest = Manifest(
         name=name,
-        version=version,
+        version=1,
         description=f"{path.name}, as given to 'fewheads pack'",
         inputs=specs[0],
         outputs=specs[1],
@@ -200,35 +198,21 @@ def pack_model(
         measures=tuple(measure for variant in variants for measure in variant.measures),
     )
     begin("writing")
-    files = {given.file: model.data, manifest.golden: golden.encode()}
+    files: dict[str, File] = {given.file: model.data, manifest.golden: golden}
     files |= {variant.artifact.file: variant.data for variant in variants}
-    written = write_bundle(target, _with_latencies(manifest, files, model), files, replace=replace)
-    return Packed(
-        str(written.path),
-        max_batch_size,
-        source,
-        golden.rows,
-        model.operators.only_onnxruntime,
-        [_file(FULL, given, model.data), *(_file(one.tier, one.artifact, one.data, one.errors) for one in variants)],
-        calibration_items,
-    )
+    contents = Contents(manifest, files, predicted="never" if model.operators.control_flow else "countable")
+    write_contents(contents, target, version=version, replace=replace)
+    packed = [
+        _file(FULL, given, model.data),
+        *(_file(one.tier, one.artifact, one.data, one.errors) for one in variants),
+    ]
+    reason = model.operators.only_onnxruntime
+    return Packed(str(target), max_batch_size, source, golden.rows, reason, packed, calibration_items)
 
 
 def _file(tier: str, artifact: Artifact, data: bytes, errors: Sequence[OutputError] = ()) -> PackedFile:
     rms, largest = (max(values, default=None) for values in ([e.rms for e in errors], [e.largest for e in errors]))
     return PackedFile(tier, artifact.file, artifact.runtime, artifact.precision, len(data), rms, largest)
-
-
-def _with_latencies(manifest: Manifest, files: dict[str, bytes], model: OnnxModel) -> Manifest:
-    """Return the manifest with predicted latencies, unless the work of the graph does not follow from its nodes."""
-    if model.operators.control_flow:
-        return manifest
-    from export.bundle.latencies import with_latencies  # it imports onnx, which no help needs
-
-    try:
-        return with_latencies(manifest, files)
-    except BundleError:
-        return manifest
 
 
 def _golden(
@@ -252,12 +236,9 @@ def _golden(
 def _max_batch_size(runner: OnnxRuntimeRunner, path: Path, given: int | None) -> int:
     fixed = [spec for spec in (*runner.inputs, *runner.outputs) if spec.shape[0] != -1]
     if given and fixed:
-        raise UsageError(
-            "--max-batch-size",
-            given=given,
-            expected=f"0, because {fixed[0].name!r} of {path} has the fixed shape {list(fixed[0].shape)}",
-            fix="Leave the option out, or export the model again with a symbolic first dimension of all tensors.",
-        )
+        expected = f"0, because {fixed[0].name!r} of {path} has the fixed shape {list(fixed[0].shape)}"
+        fix = "Leave the option out, or export the model again with a symbolic first dimension of all tensors."
+        raise UsageError("--max-batch-size", given=given, expected=expected, fix=fix)
     if given is not None:
         return given
     return 0 if fixed else DEFAULT_MAX_BATCH_SIZE

@@ -28,11 +28,7 @@ _FIXES = {False: "Give real inputs with --inputs.", True: "Give other inputs wit
 def golden_outputs(
     runner: OnnxRuntimeRunner, inputs: Mapping[str, Array], max_batch_size: int, path: Path, *, given: bool
 ) -> dict[str, Array]:
-    """Return the outputs for golden inputs; ``given`` is whether they are the user's, not random.
-
-    Raises:
-        UsageError: ONNX Runtime fails, an output has other rows than the inputs, or a value is not finite.
-    """
+    """Return the outputs for golden inputs; a UsageError refuses other rows, and values that are not finite."""
     rows = len(next(iter(inputs.values())))
     outputs = outputs_of(runner, inputs, max_batch_size, f"model {path}", _FIXES[given])
     for name, output in outputs.items():
@@ -49,11 +45,7 @@ def golden_outputs(
 def outputs_of(
     runner: OnnxRuntimeRunner, inputs: Mapping[str, Array], max_rows: int, subject: str, fix: str = _FIXES[True]
 ) -> dict[str, Array]:
-    """Return the outputs for any number of rows.
-
-    Raises:
-        UsageError: ONNX Runtime fails; ``subject`` is what it runs, and ``fix`` the way out.
-    """
+    """Return the outputs for any number of rows; raise a UsageError about ``subject`` if ONNX Runtime fails."""
     log = logging.getLogger(OnnxRuntimeRunner.__module__)
     level = log.level
     log.setLevel(logging.CRITICAL)  # the runtime's message is in the error below, without its traceback
@@ -67,11 +59,7 @@ def outputs_of(
 
 
 def tolerance_of(golden: Golden, precision: str, got: Mapping[str, Array] | None = None) -> Tolerance:
-    """Return the tolerance on other machines for a file in a precision, of each output by its own spread.
-
-    Args:
-        got: what the file computes here; None for the file that made the golden outputs.
-    """
+    """Return the tolerance on other machines, by each output's spread, and by what a file computes here, if given."""
     differences = compare(got or golden.outputs, golden, Tolerance(atol=0.0, rtol=0.0)).outputs
     limits = {
         diff.name: two_digits(
@@ -87,14 +75,8 @@ def check_repeatable(
 ) -> None:
     """Check that a second run of the graph gives the golden outputs."""
     again = outputs_of(runner, golden.inputs, max_batch_size, f"model {path}")
-    for diff in compare(again, golden, tolerance).outputs:
-        if not diff.passed:
-            raise GoldenError(
-                f"output {diff.name!r} of {path} for the same inputs",
-                given=Raw(f"a largest difference of {diff.max_abs_diff:.3g}"),
-                expected=f"at most {diff.allowed:.3g}",
-                fix="Export the model in evaluation mode, without random operators.",
-            )
+    fix = "Export the model in evaluation mode, without random operators."
+    _check_same(again, golden, tolerance, GoldenError, f"{path} for the same inputs", "", fix)
 
 
 def check_rows_independent(runner: OnnxRuntimeRunner, golden: Golden, tolerance: Tolerance, path: Path) -> None:
@@ -103,13 +85,25 @@ def check_rows_independent(runner: OnnxRuntimeRunner, golden: Golden, tolerance:
     beside = {name: np.concatenate([array, _neighbour(golden.inputs[name])]) for name, array in row.items()}
     joined = {name: output[:1] for name, output in outputs_of(runner, beside, 0, f"model {path}").items()}
     alone = Golden(row, outputs_of(runner, row, 0, f"model {path}"))
-    for diff in compare(joined, alone, tolerance).outputs:
+    where, reason = f"{path} for a row alone and beside another one", ", because a server joins the requests of clients"
+    fix = "Export the model in evaluation mode, or give --max-batch-size 0 if it has no batch dimension."
+    _check_same(joined, alone, tolerance, UsageError, where, reason, fix)
+
+
+def _check_same(
+    got: Mapping[str, Array],
+    golden: Golden,
+    tolerance: Tolerance,
+    error: type[GoldenError | UsageError],
+    where: str,
+    reason: str,
+    fix: str,
+) -> None:
+    for diff in compare(got, golden, tolerance).outputs:
         if not diff.passed:
-            raise UsageError(
-                f"output {diff.name!r} of {path} for a row alone and beside another one",
-                given=Raw(f"a difference of {diff.max_abs_diff:.3g}"),
-                expected=f"at most {diff.allowed:.3g}, because a server joins the requests of several clients",
-                fix="Export the model in evaluation mode, or give --max-batch-size 0 if it has no batch dimension.",
+            given = Raw(f"a largest difference of {diff.max_abs_diff:.3g}")
+            raise error(
+                f"output {diff.name!r} of {where}", given=given, expected=f"at most {diff.allowed:.3g}{reason}", fix=fix
             )
 
 
@@ -149,11 +143,7 @@ def largest_rms(precision: str) -> float:
 
 
 def errors_of(got: Mapping[str, Array], golden: Golden, has_rows: bool) -> list[OutputError]:
-    """Return the errors of the floating-point outputs; shapes are those of the golden outputs.
-
-    Args:
-        has_rows: whether the first dimension counts independent items.
-    """
+    """Return the errors of floating-point outputs; with ``has_rows``, the first dimension counts independent items."""
     found = []
     for name, want in golden.outputs.items():
         if want.dtype.kind != "f":
@@ -161,11 +151,8 @@ def errors_of(got: Mapping[str, Array], golden: Golden, has_rows: bool) -> list[
         spread = spread_of(want) or 1.0
         errors = (got[name].astype(np.float64) - want.astype(np.float64)) / spread
         squares = np.square(errors.reshape(len(errors) if has_rows else 1, -1)).mean(axis=1)
-        found.append(
-            OutputError(
-                name, float(np.sqrt(squares.mean())), _interval(squares), float(np.abs(errors).max()), len(squares)
-            )
-        )
+        rms = float(np.sqrt(squares.mean()))
+        found.append(OutputError(name, rms, _interval(squares), float(np.abs(errors).max()), len(squares)))
     return found
 
 
@@ -201,12 +188,11 @@ def check_accuracy(
     for error in errors:
         if not error.rms <= limit:
             share = f"{_MOST_REVERSED[precision]:.0%} of the pairs of values change their order"
-            raise UsageError(
-                f"RMS error of output {error.output!r} of {subject}",
-                given=Raw(f"{error.rms:.3g} of the values' spread"),
-                expected=f"at most {limit:.3g}, with which {share}",
-                fix=f"{way_out}, or give real inputs with {' and '.join(absent)}." if absent else f"{way_out}.",
-            )
+            given = Raw(f"{error.rms:.3g} of the values' spread")
+            expected = f"at most {limit:.3g}, with which {share}"
+            fix = f"{way_out}, or give real inputs with {' and '.join(absent)}." if absent else f"{way_out}."
+            subject = f"RMS error of output {error.output!r} of {subject}"
+            raise UsageError(subject, given=given, expected=expected, fix=fix)
     return errors
 
 

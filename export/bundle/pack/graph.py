@@ -24,11 +24,7 @@ _CONTROL_FLOW = ("If", "Loop", "Scan")
 
 
 def read_with_weights(path: Path) -> tuple[onnx.ModelProto, bytes]:
-    """Return a model with all its weights, and the bytes of the file that holds them.
-
-    Raises:
-        UsageError: the file is not an ONNX model, a file with its weights is missing, or all together exceed 2 GiB.
-    """
+    """Return a model with all weights, and its file's bytes; a UsageError refuses no model, and more than 2 GiB."""
     import onnx
 
     try:
@@ -48,12 +44,10 @@ def read_with_weights(path: Path) -> tuple[onnx.ModelProto, bytes]:
     files = [path.parent / name for name in external]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        raise UsageError(
-            f"weights of {path}",
-            given=Raw(f"no file {', '.join(missing)} in {path.parent}"),
-            expected=f"the external data of the model: {', '.join(external)}",
-            fix="Copy these files beside the model, under the names that they had when it was exported.",
-        )
+        given = Raw(f"no file {', '.join(missing)} in {path.parent}")
+        expected = f"the external data of the model: {', '.join(external)}"
+        fix = "Copy these files beside the model, under the names that they had when it was exported."
+        raise UsageError(f"weights of {path}", given=given, expected=expected, fix=fix)
     _check_size(path, size + sum(file.stat().st_size for file in files))
     try:
         onnx.load_external_data_for_model(model, str(path.parent))
@@ -107,29 +101,17 @@ class Operators(NamedTuple):
 
 
 def check_operators(model: onnx.ModelProto, opset: int, path: Path) -> Operators:
-    """Return what the operators permit.
-
-    Raises:
-        UsageError: an operator is a custom one, neither in the ONNX standard nor in ONNX Runtime.
-    """
+    """Return what the operators permit; a UsageError refuses those neither in the ONNX standard nor in ONNX Runtime."""
     import onnx
 
     local = {(function.domain, function.name) for function in model.functions}
     nodes = [node for node in all_nodes(model) if (node.domain, node.op_type) not in local]
-    custom = sorted(
-        {
-            f"{node.domain}.{node.op_type}".lstrip(".")
-            for node in nodes
-            if not _is_known(node, opset) and node.domain not in _ONNX_RUNTIME
-        }
-    )
+    unknown = [node for node in nodes if not _is_known(node, opset) and node.domain not in _ONNX_RUNTIME]
+    custom = sorted({f"{node.domain}.{node.op_type}".lstrip(".") for node in unknown})
     if custom:
-        raise UsageError(
-            f"operators of {path}",
-            given=Raw(", ".join(custom)),
-            expected=f"operators of ONNX, opset {opset}, or of ONNX Runtime ({', '.join(_ONNX_RUNTIME)})",
-            fix="Replace the layers that use them by standard ones, and export the model again.",
-        )
+        expected = f"operators of ONNX, opset {opset}, or of ONNX Runtime ({', '.join(_ONNX_RUNTIME)})"
+        fix = "Replace the layers that use them by standard ones, and export the model again."
+        raise UsageError(f"operators of {path}", given=Raw(", ".join(custom)), expected=expected, fix=fix)
     kinds = {node.op_type for node in nodes if node.domain in _STANDARD}
     own = sorted({f"{node.domain}.{node.op_type}" for node in nodes if node.domain in _ONNX_RUNTIME})
     by_values = [kind for kind in _SIZED_BY_VALUES if kind in kinds]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from edge.bundles.manifest import Profile
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec, datatype_of
@@ -62,27 +63,13 @@ def read_inputs(
 def read_items(
     option: str, path: Path, inputs: Sequence[TensorSpec], profile: Mapping[str, Profile], max_batch_size: int
 ) -> list[dict[str, Array]]:
-    """Return the runs of an ``.npz`` with many items: up to 8 rows in each, or one item without a batch dimension.
-
-    Without a batch dimension, an array has one more dimension than its input, and the first one counts the items.
-
-    Raises:
-        UsageError: as :func:`read_inputs`.
-    """
+    """Return the runs of an ``.npz``: 8 rows each, or without a batch one item, which the first dimension counts."""
     if max_batch_size:
         return in_runs(read_inputs(option, path, inputs, profile, max_batch_size), max_batch_size)
-    arrays = _read(option, path, inputs)
-    _check_rows(option, path, arrays)
-    runs: list[dict[str, Array]] = []
-    for item in range(len(next(iter(arrays.values())))):
-        one = {name: array[item] for name, array in arrays.items()}
-        runs.append(
-            {
-                spec.name: _checked(option, path, spec, one[spec.name], profile.get(spec.name), 0, " of each item")
-                for spec in inputs
-            }
-        )
-    return runs
+    specs = [replace(spec, shape=(-1, *spec.shape)) for spec in inputs]
+    items = {name: Profile(min=(1, *one.min), opt=(1, *one.opt), max=(1, *one.max)) for name, one in profile.items()}
+    arrays = read_inputs(option, path, specs, items, 1)
+    return [{name: array[item] for name, array in arrays.items()} for item in range(len(next(iter(arrays.values()))))]
 
 
 def in_runs(inputs: Mapping[str, Array], max_batch_size: int) -> list[dict[str, Array]]:
@@ -120,13 +107,7 @@ def _check_rows(option: str, path: Path, arrays: Mapping[str, Array]) -> None:
 
 
 def _checked(
-    option: str,
-    path: Path,
-    spec: TensorSpec,
-    array: Array,
-    profile: Profile | None,
-    max_batch_size: int,
-    part: str = "",
+    option: str, path: Path, spec: TensorSpec, array: Array, profile: Profile | None, max_batch_size: int
 ) -> Array:
     subject = f"array {spec.name!r} in {option} {path}"
     try:
@@ -143,7 +124,7 @@ def _checked(
     )
     if not spec.accepts(array.shape) or not inside or array.size == 0:
         limits = f", from {list(profile.min)} to {list(profile.max)}" if profile else ""
-        expected = f"a shape{part} that fits {list(spec.shape)}{limits}"
+        expected = f"a shape that fits {list(spec.shape)}{limits}"
         fix = "Reshape it, or widen --shape." if -1 in spec.shape[free] else "Reshape it."
         raise UsageError(subject, given=list(array.shape), expected=expected, fix=fix)
     if array.dtype.kind == "f" and not np.isfinite(array).all():

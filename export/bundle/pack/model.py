@@ -44,11 +44,7 @@ class OnnxModel(NamedTuple):
 
 
 def read_model(path: Path) -> OnnxModel:
-    """Read an ONNX file. Weights in files beside it are embedded.
-
-    Raises:
-        UsageError: it is not an ONNX model, too large, or has an opset or operators that bundles do not support.
-    """
+    """Read an ONNX file, with weights in files beside it; a UsageError refuses what bundles do not support."""
     model, data = read_with_weights(path)
     opset = _opset(model, path)
     operators = check_operators(model, opset, path)
@@ -61,11 +57,7 @@ def read_model(path: Path) -> OnnxModel:
 
 
 def load_model(model: OnnxModel) -> OnnxRuntimeRunner:
-    """Return the model in ONNX Runtime, with inputs and outputs that a manifest can describe.
-
-    Raises:
-        UsageError: ONNX Runtime rejects the model, or a tensor has a name, type or shape that bundles do not support.
-    """
+    """Return the model in ONNX Runtime; a UsageError refuses tensors that a manifest cannot describe."""
     try:
         runner = OnnxRuntimeRunner(model.data, subject=f"model {model.path}")
     except BundleError as error:

@@ -17,11 +17,7 @@ _FORM = "INPUT=MIN:OPT:MAX, each with as many sizes as the input has dimensions,
 
 
 def parse_shapes(given: Sequence[str]) -> Shapes:
-    """Return the shapes of ``--shape`` options.
-
-    Raises:
-        UsageError: one is not of the form ``INPUT=MIN:OPT:MAX``, or an input has two.
-    """
+    """Return the shapes of ``--shape`` options; raise a UsageError for another form, or two of an input."""
     shapes: Shapes = {}
     for text in given:
         # An input's name may hold a colon, but no equals sign.

@@ -27,12 +27,7 @@ _ONE = ("group", "alpha", "beta")
 
 
 def in_int8(model: bytes, calibration: Sequence[Mapping[str, Array]], opset: int) -> bytes | None:
-    """Return the model with INT8 convolutions and products; None if no operator has weights for it.
-
-    Args:
-        calibration: the inputs of each run.
-        opset: of the model; below :data:`export.quantize.int8.INT8_OPSET` it is raised to that.
-    """
+    """Return the model with INT8 convolutions and products, by the inputs of some runs; None without weights for it."""
     loaded = onnx.load_model_from_string(model)
     if opset < INT8_OPSET:
         loaded = onnx.version_converter.convert_version(loaded, INT8_OPSET)
@@ -72,10 +67,7 @@ def _with_weights(model: ModelProto) -> list[NodeProto]:
 
 
 def simplified(model: ModelProto) -> ModelProto:
-    """Return a model with constants folded into weights, and batch normalisations into convolutions.
-
-    The variances and weights of a batch normalisation may be outside the range of FP16 where their quotient is not.
-    """
+    """Return a model with folded constants; convolutions take batch normalisations, which may be beyond FP16."""
     options = onnxruntime.SessionOptions()
     # The basic level writes standard operators only.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC

@@ -20,15 +20,10 @@ from export.data.unlabelled import find_images, read_image, read_pixels
 Arrays = dict[str, Array]
 
 
-def image_step(
+def pixels_step(
     config: Path, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], model: Path
 ) -> ImagePreprocess:
-    """Return the step of an image processor's JSON for a model with one input of images.
-
-    Raises:
-        UsageError: the model has other inputs.
-        CheckpointError: the JSON cannot be read, or makes other images than the model reads.
-    """
+    """Return the step of an image processor's JSON for a model with one input, of images; else a UsageError."""
     from export.importing.image_processor import read_image_processor  # it imports torch, which no help needs
 
     shape = inputs[0].shape
@@ -79,12 +74,7 @@ _FIX = "Write the label of each column in a line of its own, in the order of the
 
 
 def label_step(path: Path, outputs: Sequence[TensorSpec], model: Path) -> LabelPostprocess:
-    """Return the step that names the largest logit of the one FP32 output with a column for each label.
-
-    Raises:
-        UsageError: the file cannot be read, a line is empty or too long, or no output, or more than one, has a column
-            for each label.
-    """
+    """Return the step that names the largest logit of the one FP32 output with a column for each line of a file."""
     subject = f"--labels {path}"
     labels = _read_labels(path, subject)
     shapes = {spec.name: list(spec.shape) for spec in outputs if spec.datatype == "FP32"}

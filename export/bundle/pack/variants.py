@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -67,11 +68,7 @@ def check_convertible(model: OnnxModel, option: str) -> None:
 
 
 def fp16_variant(model: OnnxModel, checks: Checks) -> Variant:
-    """Return the FP16 file for TensorRT.
-
-    Raises:
-        UsageError: the model cannot be converted, or computes something else in FP16.
-    """
+    """Return the FP16 file for TensorRT; raise a UsageError if it cannot be made, or computes something else."""
     import onnx
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST
 
@@ -87,14 +84,7 @@ def fp16_variant(model: OnnxModel, checks: Checks) -> Variant:
 
 
 def int8_variants(model: OnnxModel, calibration: Sequence[Mapping[str, Array]], checks: Checks) -> list[Variant]:
-    """Return the files of the tier in INT8: for ONNX Runtime with the rest in FP32, for TensorRT with it in FP16.
-
-    Args:
-        calibration: the inputs of each run.
-
-    Raises:
-        UsageError: the model cannot be converted, has nothing to convert, or computes something else in INT8.
-    """
+    """Return the files in INT8 for both runtimes, from the inputs of some runs; errors as :func:`fp16_variant`."""
     from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST
 
     from export.bundle.pack.quantize import in_int8
@@ -121,11 +111,8 @@ def _with_fewest_kernels(folded: bytes, checks: Checks) -> bytes:
     golden = checks.golden
     try:
         changed = fewest_kernels(folded)
-        runner = OnnxRuntimeRunner(changed, subject="model with fewer kernels")
-        try:
+        with closing(OnnxRuntimeRunner(changed, subject="model with fewer kernels")) as runner:
             got = outputs_of(runner, golden.inputs, checks.max_batch_size, "model with fewer kernels")
-        finally:
-            runner.close()
     except Exception:  # onnx and ONNX Runtime raise classes of their own
         _LOG.debug("The graph keeps its kernels", exc_info=True)
         return folded
@@ -154,20 +141,13 @@ def _checked(
     except BundleError as error:
         fix = f"Leave {option} out."
         raise UsageError(error.subject, given=error.given, expected=error.expected, fix=fix) from None
-    try:
+    with closing(runner):
         got = outputs_of(runner, checks.golden.inputs, checks.max_batch_size, subject, f"Leave {option} out.")
-    finally:
-        runner.close()
     if runtime == "tensorrt":
         _check_range(data, option, subject, checks)
     errors = check_accuracy(got, checks.golden, checks.max_batch_size > 0, option, subject, checks.absent)
-    artifact = Artifact(
-        file=file,
-        runtime=runtime,
-        precision=precision,
-        opset=opset,
-        tolerance=tolerance_of(checks.golden, precision, got),
-    )
+    tolerance = tolerance_of(checks.golden, precision, got)
+    artifact = Artifact(file=file, runtime=runtime, precision=precision, opset=opset, tolerance=tolerance)
     place = f"{checks.place}, tier {tier}, {precision} for {runtime}"
     return Variant(tier, artifact, data, errors, measures_of(errors, place))
 
@@ -196,10 +176,7 @@ def overflowing_tensor(model: bytes, inputs: Mapping[str, Array], subject: str) 
     halves = [one for one in graph.value_info if one.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16]
     graph.output.extend(halves)
     order = {name: place for place, node in enumerate(graph.node) for name in node.output}
-    runner = OnnxRuntimeRunner(shown.SerializeToString(), subject=subject)
-    try:
+    with closing(OnnxRuntimeRunner(shown.SerializeToString(), subject=subject)) as runner:
         outputs = runner.infer(inputs)
-    finally:
-        runner.close()
     bad = [one.name for one in halves if (np.isnan(outputs[one.name]) | np.isposinf(outputs[one.name])).any()]
     return min(bad, key=lambda name: order.get(name, -1), default=None)

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from export.data.tokens import Batch, Encoded, sorted_batches
-from export.models.attention import AdaptiveMode, MultiHeadAttention
+from export.models.attention import MultiHeadAttention
 from export.models.heads import SequenceClassifier
+from export.papers.adaptive.attention import AdaptiveMode
 from export.papers.adaptive.scores import GivenScores, GlobalScores, rotated_model, scorers, shrunk_model, with_scores
 from export.papers.adaptive.term import GLOBAL_RATE, Penalty, Target
 from export.reduce.grid import Grid, grid_of
@@ -100,10 +101,10 @@ def _attention_plan(shared: SharedInputs) -> ChangedModel:
     chosen = least_loss(table, shares, shared.share * len(config.layers))
     assert chosen is not None, "shares are whole numbers of bins"
     plan = plan_of(config, [grid.shape(option, 0, dense) for option in chosen])
-    model, reports = apply_plan(shared.dense, shared.calibration, plan, state=state)
-    assert isinstance(model, SequenceClassifier)
-    left = sum(len(report.plan.heads or ()) * report.plan.shape.head_dim for report in reports)
-    return ChangedModel(model, left / sum(shape.num_heads * shape.head_dim for shape in config.layers))
+    reduced = apply_plan(shared.dense, shared.calibration, plan, state=state)
+    assert isinstance(reduced.model, SequenceClassifier)
+    left = sum(shape.num_heads * shape.head_dim for shape in reduced.plan.shapes)
+    return ChangedModel(reduced.model, left / sum(shape.num_heads * shape.head_dim for shape in config.layers))
 
 
 def _scored(mode: AdaptiveMode, scorer: Callable[[SharedInputs], _ScorerOf]) -> Callable[[SharedInputs], ChangedModel]:

@@ -8,8 +8,8 @@ Those of a head's output have mean zero, so that a dropped one is replaced by it
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from edge.errors import Raw
 from export.data.tokens import Batch
 from export.errors import ReductionError
-from export.models.attention import FIRST_SCORE_LOGIT, AdaptiveMode, HeadScorer, MultiHeadAttention, hard_keep
+from export.models.attention import MultiHeadAttention
 from export.models.heads import Head
+from export.papers.adaptive.attention import FIRST_SCORE_LOGIT, AdaptiveAttention, AdaptiveMode, HeadScorer, hard_keep
 from export.reduce.algebra import blocks, fill, heads_of, joined, query_key_factors, value_output_factors
 from export.reduce.calibration import AttentionStatistics, attention_statistics, check_calibration, check_original
 from export.reduce.states import after_feed_forward, embedded, layers_of
@@ -61,8 +62,8 @@ def rotated_attention(attention: MultiHeadAttention, statistics: AttentionStatis
     fill(new.k_proj, joined(W_K @ G), torch.zeros(heads * width))
     W_O = attention.output_proj.weight.detach().double().T  # [H * d_k, d]
     C = torch.unflatten(torch.unflatten(statistics.C, 0, (heads, width)), 2, (heads, width))
-    own = torch.stack([C[head, :, head] for head in range(heads)])  # [H, d_k, d_k]
-    E, W_small, _ = value_output_factors(own, torch.unflatten(W_O, 0, (heads, width)), width)
+    diagonal = torch.stack([C[head, :, head] for head in range(heads)])  # [H, d_k, d_k]
+    E, W_small, _ = value_output_factors(diagonal, torch.unflatten(W_O, 0, (heads, width)), width)
     B = blocks(E)
     # Rows of P sum to 1: subtracting a constant from the values subtracts it from the output.
     fill(new.v_proj, attention.v_proj.weight.detach().double().T @ B, -(statistics.m @ B))
@@ -95,9 +96,9 @@ class GivenScores(nn.Module):
         return self.scores.expand(x.shape[0], -1)
 
 
-def scored_attentions(model: nn.Module) -> Iterator[Any]:
-    """Yield the modules with a ``scorer``, in order; their ``keep`` turns its scores into gates."""
-    return (module for module in model.modules() if getattr(module, "scorer", None) is not None)
+def scored_attentions(model: nn.Module) -> list[AdaptiveAttention]:
+    """Return the attentions with a scorer, in order."""
+    return [module for module in model.modules() if isinstance(module, AdaptiveAttention)]
 
 
 def with_scores(model: HeadT, mode: AdaptiveMode, scorer_of: Callable[[MultiHeadAttention, int], nn.Module]) -> HeadT:
@@ -109,19 +110,8 @@ def with_scores(model: HeadT, mode: AdaptiveMode, scorer_of: Callable[[MultiHead
     """
     new = copy.deepcopy(model)
     for number, layer in enumerate(layers_of(new.transformer)):
-        attention = layer.attention
-        if attention is not None:
-            scored = MultiHeadAttention(
-                attention.dim,
-                attention.num_heads,
-                attention.head_dim,
-                mode,
-                scorer=scorer_of(attention, number),
-                causal=attention.causal,
-                scale=attention.scale,
-            )
-            scored.load_state_dict(attention.state_dict(), strict=False)
-            layer.attention = scored.train(model.training)
+        if layer.attention is not None:
+            layer.attention = AdaptiveAttention(layer.attention, mode, scorer_of(layer.attention, number))
     return new
 
 
@@ -131,7 +121,7 @@ def scorers(seed: int, *, share: int = 4, pooled: bool = False) -> Callable[[Mul
     def scorer(attention: MultiHeadAttention, number: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1000 * seed + number)
-            return HeadScorer(attention.dim, attention.num_heads, attention.dim // share, pooled=pooled)
+            return HeadScorer(attention.dim, attention.num_heads, share, pooled=pooled)
 
     return scorer
 
@@ -143,12 +133,9 @@ class GroupedAttention(nn.Module):
         super().__init__()
         self.groups = nn.ModuleList(groups)
 
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, *, queries: int | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the output [N, queries, d], and None for the scores."""
-        outputs: list[Tensor] = [group(x, mask, queries=queries)[0] for group in self.groups]
-        return torch.stack(outputs).sum(dim=0), None
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, queries: int | None = None) -> Tensor:
+        """Return the output [N, queries, d]."""
+        return torch.stack([group(x, mask, queries=queries) for group in self.groups]).sum(dim=0)
 
 
 def shrunk_model(model: HeadT) -> HeadT:
@@ -160,13 +147,12 @@ def shrunk_model(model: HeadT) -> HeadT:
     new = copy.deepcopy(model)
     new.eval()
     for layer in layers_of(new.transformer):
-        attention: nn.Module | None = layer.attention
-        if isinstance(attention, MultiHeadAttention) and attention.scorer is not None:
-            layer.attention = cast(MultiHeadAttention, shrunk_attention(attention))
+        if isinstance(layer.attention, AdaptiveAttention):
+            layer.attention = cast(MultiHeadAttention, shrunk_attention(layer.attention))
     return new
 
 
-def shrunk_attention(attention: MultiHeadAttention) -> nn.Module:
+def shrunk_attention(attention: AdaptiveAttention) -> nn.Module:
     """Return the attention without the coordinates that its scores drop; errors as :func:`shrunk_model`."""
     if not isinstance(attention.scorer, GivenScores | GlobalScores) or attention.adaptive == "literal":
         given = Raw(f"{type(attention.scorer).__name__} in mode {attention.adaptive}")

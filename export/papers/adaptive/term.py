@@ -1,4 +1,4 @@
-"""Training of scores: the loss that :class:`export.finetune.objectives.TaskObjective` has beside the task's.
+"""Training of scores: a fine-tuning on a task with a further loss.
 
 It is the paper's, its repair, or a Lagrangian that holds the share C of the kept coordinates to a target:
 
@@ -10,7 +10,7 @@ itself falls from 1, so that no head is cut before the others can adapt, as in C
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -18,7 +18,9 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from export.models.attention import adaptive_loss, adaptive_weight
+from edge.datatypes import Array
+from edge.files import sha256
+from export.finetune.objectives import TaskObjective
 from export.papers.adaptive.scores import scored_attentions
 
 #: The paper's lambda, in the 85 % of the steps between its first and its last.
@@ -53,6 +55,26 @@ class Target(msgspec.Struct, frozen=True):
 
     share: float
     rate: float = SCORER_RATE
+
+
+def adaptive_loss(scores: Sequence[Tensor], mode: Literal["literal", "fixed"]) -> Tensor:
+    """Return the loss of scores, [N, H] of each layer; :func:`adaptive_weight` is its weight beside the task's."""
+    stacked = torch.stack(tuple(scores))  # [layers, N, H]
+    if mode == "literal":
+        return (1 - stacked).mean() / stacked.shape[-1]
+    return stacked.mean()
+
+
+def adaptive_weight(progress: float) -> float:
+    """Return paper 002's lambda after a share ``progress`` of all steps.
+
+    The paper's phases (10 %, "remaining 90 %", "last 5 %") add up to 105 %; here the last 5 % end the 90 %.
+    """
+    if progress < 0.10:
+        return 0.0
+    if progress < 0.95:
+        return 0.01
+    return 0.01 + 0.04 * min(1.0, (progress - 0.95) / 0.05)
 
 
 class Budget(nn.Module):
@@ -90,10 +112,10 @@ def temperature(progress: float) -> float:
 
 
 class AdaptiveTerm:
-    """An :class:`export.finetune.objectives.Extra` for a model with scores; see :func:`adaptive_term`."""
+    """The loss of the scores of a model; see :func:`adaptive_term`."""
 
     def __init__(self, model: nn.Module, kind: Penalty | Target) -> None:
-        self._kind, self.attentions = kind, list(scored_attentions(model))
+        self._kind, self.attentions = kind, scored_attentions(model)
         self.name = str(kind)
         self.rates: Mapping[nn.Parameter, float] = {
             parameter: kind.rate for attention in self.attentions for parameter in attention.scorer.parameters()
@@ -141,3 +163,20 @@ def adaptive_term(model: nn.Module, kind: Penalty | Target) -> Iterator[Adaptive
             handle.remove()
         if "budget" in dict(model.named_children()):
             del model.budget
+
+
+class AdaptiveObjective(TaskObjective):
+    """The objective of a task with the loss of the scores added; all arguments but ``term`` are those of the former."""
+
+    def __init__(self, *arguments: Any, term: AdaptiveTerm, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._term, self.rates = term, term.rates
+
+    def fingerprint(self) -> str:
+        """Return a hash of the task's objective and the kind of the further loss."""
+        return sha256(f"{super().fingerprint()} {self._term.name}".encode())
+
+    def loss(self, batch: Array, progress: float) -> Tensor:
+        """Return the task's loss and that of the scores."""
+        self._term.prepare(progress)
+        return super().loss(batch, progress) + self._term.loss(progress)

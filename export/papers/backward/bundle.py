@@ -20,22 +20,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edge.bundles.bundle import Bundle, write_bundle
-from edge.bundles.golden import Golden
-from edge.bundles.manifest import Artifact, Manifest, Measure, Profile, Provenance, Tier
-from edge.bundles.npz import encode_npz
+from edge.bundles.bundle import Bundle
+from edge.bundles.golden import Golden, encode_npz
+from edge.bundles.manifest import Manifest, Measure, Profile, Provenance, Tier
 from edge.bundles.programs import GenerateProgram, HeadBase, HeadProgram
 from edge.datatypes import Array, TensorSpec
 from edge.errors import Raw, UsageError
 from edge.programs.head import HeadLayer, LogitHead
 from edge.programs.program import Options
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.bundle.exported import FULL, Exported
-from export.bundle.latencies import with_latencies
-from export.bundle.tier_files import allowed_tolerance, worst_tolerance
+from export.bundle.exportable import Contents, File, OnRows
+from export.bundle.exported import FULL
+from export.bundle.tier_files import checked_file
 from export.generate.bundle import is_origin, origin_of
 from export.generate.model import BaseIdentity
-from export.models.convert import OPSET, golden_of, largest_difference, to_onnx
+from export.models.convert import golden_of, to_onnx
 from export.papers.backward.head import BackwardHead, split_heads
 
 _FILE, _TENSORS, _GOLDEN, _PART_GOLDEN = "head.onnx", "tensors.npz", "golden.npz", "head.golden.npz"
@@ -99,78 +98,74 @@ class FoldedHead(nn.Module):
         return logits + (alpha * means) @ keys.flatten(0, 1)
 
 
-def export_head(
-    head: BackwardHead,
-    base: Path,
-    repository: str | Path,
-    name: str,
-    *,
-    identity: BaseIdentity,
-    provenance: Provenance,
-    measures: Sequence[Measure] = (),
-    version: int = 1,
-    replace: bool = False,
-) -> Exported:
-    """Write the bundle ``repository/<name>-<version>`` of a head.
+class TrainedHead(NamedTuple):
+    """A head of backward attention: an :class:`export.bundle.exportable.Exportable`.
 
-    Args:
+    Attributes:
         base: bundle of the language model that the head was trained on.
+        name: of the head's own bundle.
         identity: of that model.
-
-    Raises:
-        UsageError: the base generates no text or was made from another model, or the head has the literal form.
-        GoldenError: ONNX Runtime's logits differ from torch's.
     """
-    layers, vocabulary = fold(head), head.config.vocabulary
-    manifest = _base_manifest(base, identity, vocabulary)
-    example, most = _example(), manifest.max_batch_size
-    axes = {name: {axis: of for axis, of in enumerate(named) if of != "one"} for name, named in _AXES.items()}
-    data = to_onnx(FoldedHead(), {key: torch.from_numpy(of) for key, of in example.items()}, ["moved"], axes)
-    part = golden_of(FoldedHead(), example, ["moved"])
-    difference = largest_difference(data, part, worst_tolerance(part, "fp32"), _FILE)
-    model = manifest.files[manifest.tiers[0].artifacts[0].file]
-    program = HeadProgram(
-        base=HeadBase(name=manifest.name, version=manifest.version, sha256=model.sha256),
-        tensors=_TENSORS, logits="logits", alpha="alpha", moved="moved", keys="keys", values="values",
-        temperatures="temperatures", layers=len(layers),
-    )  # fmt: skip
-    sizes = {"rows": (1, 1, most), "vocabulary": (1, vocabulary, vocabulary), "one": (1, 1, 1)}
-    sizes |= {"heads": (1, 1, _MOST_HEADS), "width": (1, 32, _MOST_WIDTH)}
-    artifact = Artifact(
-        file=_FILE, runtime="any", precision="fp32", opset=OPSET, role="head", golden=_PART_GOLDEN,
-        tolerance=allowed_tolerance(part, "fp32", difference),
-        inputs=tuple(TensorSpec(name, "FP32", tuple(1 if of == "one" else -1 for of in _AXES[name])) for name in _AXES),
-        outputs=(TensorSpec("moved", "FP32", (-1, -1)),),
-        profile={name: Profile(*zip(*(sizes[of] for of in _AXES[name]), strict=True)) for name in _AXES},
-    )  # fmt: skip
-    tensors = {"logits": vocabulary, "alpha": 1}
-    made = Manifest(
-        name=name,
-        version=version,
-        description=f"Head of backward attention for {manifest.name} {manifest.version}",
-        inputs=tuple(TensorSpec(name, "FP32", (-1, size)) for name, size in tensors.items()),
-        outputs=(TensorSpec("moved", "FP32", (-1, vocabulary)),),
-        max_batch_size=most,
-        profile={name: Profile(min=(1, size), opt=(1, size), max=(most, size)) for name, size in tensors.items()},
-        tiers=(Tier(name=FULL, artifacts=(artifact,)),),
-        golden=_GOLDEN,
-        files={},
-        provenance=provenance,
-        program=program,
-        measures=tuple(measures),
-    )
-    constants = {
-        f"{number}/{field}": array for number, layer in enumerate(layers) for field, array in layer._asdict().items()
-    }
-    files = {
-        _FILE: data,
-        _TENSORS: encode_npz(constants),
-        _GOLDEN: _golden(program, data, layers, vocabulary).encode(),
-        _PART_GOLDEN: part.encode(),
-    }
-    path = Path(repository) / f"{name}-{version}"
-    written = write_bundle(path, with_latencies(made, files), files, replace=replace)
-    return Exported.of(written, {_FILE: difference})
+
+    head: BackwardHead
+    base: Path
+    name: str
+    identity: BaseIdentity
+    provenance: Provenance
+    measures: Sequence[Measure] = ()
+
+    def contents(self, on_rows: OnRows | None) -> Contents:
+        """See :class:`export.bundle.exportable.Exportable`; no accuracy is measured.
+
+        Raises:
+            UsageError: the base generates no text or was made from another model, or the head has the literal form.
+        """
+        layers, vocabulary = fold(self.head), self.head.config.vocabulary
+        manifest = _base_manifest(self.base, self.identity, vocabulary)
+        example, most = _example(), manifest.max_batch_size
+        axes = {name: {axis: of for axis, of in enumerate(named) if of != "one"} for name, named in _AXES.items()}
+        data = to_onnx(FoldedHead(), {key: torch.from_numpy(of) for key, of in example.items()}, ["moved"], axes)
+        part = golden_of(FoldedHead(), example, ["moved"])
+        model = manifest.files[manifest.tiers[0].artifacts[0].file]
+        program = HeadProgram(
+            base=HeadBase(name=manifest.name, version=manifest.version, sha256=model.sha256),
+            tensors=_TENSORS, logits="logits", alpha="alpha", moved="moved", keys="keys", values="values",
+            temperatures="temperatures", layers=len(layers),
+        )  # fmt: skip
+        sizes = {"rows": (1, 1, most), "vocabulary": (1, vocabulary, vocabulary), "one": (1, 1, 1)}
+        sizes |= {"heads": (1, 1, _MOST_HEADS), "width": (1, 32, _MOST_WIDTH)}
+        exported = checked_file(
+            data, part, _FILE, "any", "fp32", role="head", golden=_PART_GOLDEN,
+            inputs=tuple(
+                TensorSpec(name, "FP32", tuple(1 if of == "one" else -1 for of in axes)) for name, axes in _AXES.items()
+            ),
+            outputs=(TensorSpec("moved", "FP32", (-1, -1)),),
+            profile={name: Profile(*zip(*(sizes[of] for of in _AXES[name]), strict=True)) for name in _AXES},
+        )  # fmt: skip
+        tensors = {"logits": vocabulary, "alpha": 1}
+        made = Manifest(
+            name=self.name,
+            version=1,
+            description=f"Head of backward attention for {manifest.name} {manifest.version}",
+            inputs=tuple(TensorSpec(name, "FP32", (-1, size)) for name, size in tensors.items()),
+            outputs=(TensorSpec("moved", "FP32", (-1, vocabulary)),),
+            max_batch_size=most,
+            profile={name: Profile(min=(1, size), opt=(1, size), max=(most, size)) for name, size in tensors.items()},
+            tiers=(Tier(name=FULL, artifacts=(exported.artifact,)),),
+            golden=_GOLDEN,
+            files={},
+            provenance=self.provenance,
+            program=program,
+            measures=tuple(self.measures),
+        )
+        constants = {
+            f"{number}/{field}": array
+            for number, layer in enumerate(layers)
+            for field, array in layer._asdict().items()
+        }
+        files: dict[str, File] = {_FILE: exported, _TENSORS: encode_npz(constants)}
+        files |= {_GOLDEN: _golden(program, data, layers, vocabulary), _PART_GOLDEN: part}
+        return Contents(made, files)
 
 
 def _base_manifest(base: Path, identity: BaseIdentity, vocabulary: int) -> Manifest:

@@ -24,8 +24,9 @@ from export.generate.formats import Example, parse_answer, same_answer
 from export.generate.model import Base, BaseIdentity, positions_of
 from export.generate.tokenizer import TextTokenizer
 from export.generate.train import Corpus, LanguageObjective
-from export.papers.experiment import Experiment, Part, Table, unfinished
-from export.training.intervals import RESAMPLES, Difference, Mean, Sample, points, with_interval
+from export.papers.experiment import Experiment, Part, unfinished
+from export.report.table import Table
+from export.training.intervals import RESAMPLES, Difference, Mean, Sample, average, points, with_interval
 from export.training.provenance import Processor
 from export.training.trainer import train
 from export.training.watch import Watch
@@ -254,7 +255,7 @@ class Mismatch(Experiment[Record]):
 
 
 @contextmanager
-def moved_back(model: PreTrainedModel, places: int) -> Iterator[None]:
+def moved_back(model: PreTrainedModel, shift: int) -> Iterator[None]:
     """Give each token of a text the position of one so many before it during the block; the first ones share the first.
 
     So tokens that are put before a text leave the positions of its own tokens as they were.
@@ -267,7 +268,7 @@ def moved_back(model: PreTrainedModel, places: int) -> Iterator[None]:
             given = torch.arange(ids.shape[1], device=ids.device)[None]
             # Without a mask, transformers takes positions that do not rise for several texts.
             options = {**options, "attention_mask": torch.ones_like(ids)}
-        return inputs, {**options, "position_ids": (given - places).clamp(min=0)}
+        return inputs, {**options, "position_ids": (given - shift).clamp(min=0)}
 
     # Generation needs the positions in the cache of the whole model, so only the layers below see others; a model with
     # adapters is a wrapper of a plain one.
@@ -296,13 +297,13 @@ def _agreement(records: Mapping[str, Record]) -> str:
 
 def _sample(scores: Sequence[Scores], metric: Metric) -> Sample:
     weights = scores[0].tokens if metric == "tokens" else [1] * len(scores[0].tokens)
-    return Sample(np.array([of.values(metric) for of in scores], float), np.array(weights, float))
+    return Sample.of_items(np.array([of.values(metric) for of in scores], float), np.array(weights, float))
 
 
 def _change(
     samples: Mapping[tuple[str, str, Condition], Sample], base: str, split: str, before: Condition, after: Condition
 ) -> Difference:
-    return samples[base, split, after].minus(samples[base, split, before], same_runs=True)
+    return average([samples[base, split, after].paired(samples[base, split, before])])
 
 
 def _percent(value: Mean) -> str:

@@ -1,284 +1,229 @@
-"""The commands ``fewheads language head``, ``export-head``, ``compare`` and ``mismatch``."""
+"""The experiment of paper 004: backward attention on a frozen language model, compared with simpler methods.
+
+A part is a method on a task with a seed. The first seed tries all learning rates; further ones take the one that was
+best on the hold-out.
+"""
 
 from __future__ import annotations
 
-import time
+import re
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
-import click
 import msgspec
+import numpy as np
+from msgspec.structs import replace
+from torch import nn
 
-from edge.cli.output import json_option, print_json, working
-from edge.errors import UsageError
-from edge.files import sha256
-from export.bundle.exported import print_exported
-from export.bundle.outputs import check_bundle, check_name, check_run, check_workspace
-from export.generate.formats import source_of
-from export.generate.options import RATE, data_option, files_of, language_seed_option, limit_option
-from export.report.measures import print_measures
-from export.training.loading import loading_torch
-from export.training.options import (
-    DIRECTORY,
-    device_option,
-    out_option,
-    replace_option,
-    repository_option,
-    seeded,
-    seeds_option,
-    tensorboard_option,
-    version_option,
-)
-from export.training.provenance import processor
-from export.training.watch import watching
+from edge.errors import Raw
+from export.errors import TrainingError
+from export.generate.decoding import complete
+from export.generate.evaluate import completion_limit, teacher_forced
+from export.generate.finetune import trainable
+from export.generate.formats import parse_answer, same_answer
+from export.generate.model import Base, BaseIdentity, LastStates
+from export.generate.train import LanguageObjective
+from export.papers.backward.methods import CONTROLS, DIMS, FROZEN, HEAD, METHODS, Method, Task
+from export.papers.backward.training import RECIPE, HeadObjective, HiddenStates, hidden_states
+from export.papers.experiment import Experiment, Part, read_records, unfinished
+from export.report.table import Table
+from export.training.intervals import RESAMPLES, Sample
+from export.training.objective import Objective
+from export.training.provenance import Processor
+from export.training.trainer import train
+from export.training.watch import Watch
 
-# torch takes seconds to import, so only the commands' bodies do it.
-if TYPE_CHECKING:
-    from export.training.device import DeviceName
-
-
-_seeds_option = click.option(
-    "--seeds", type=click.IntRange(1), default=3, show_default=True, help="Runs of each, seeds from 0 on."
-)
-_resumed_option = out_option("Directory for all results; the same options resume there, with more seeds, too.")
+#: Examples in a batch of a whole model. They have about as many tokens with a loss as the other methods' batches.
+_SEQUENCES = 32
+_ANSWERED_TOGETHER = 100
+#: A method and a task.
+Key: TypeAlias = tuple[str, str]
 
 
-@click.command()
-@click.argument("backbone", type=DIRECTORY)
-@data_option
-@click.option("--dims", type=click.IntRange(1), default=30, show_default=True, help="d, of keys and values.")
-@click.option("--heads", type=click.IntRange(1), default=1, show_default=True, help="Share the dims.")
-@click.option("--layers", type=click.IntRange(1), default=1, show_default=True, help="Follow one another.")
-@click.option(
-    "--steps", type=click.IntRange(1), default=2000, show_default=True, help="Rounded up to passes over the data."
-)
-@limit_option
-@language_seed_option
-@seeds_option
-@out_option("Directory for the run. An unfinished run of the same command is resumed.")
-@device_option
-@tensorboard_option
-@replace_option("earlier heads there")
-@json_option
-def head(
-    backbone: Path,
-    data: tuple[str, ...],
-    dims: int,
-    heads: int,
-    layers: int,
-    steps: int,
-    limit: int | None,
-    seed: int,
-    seeds: int,
-    out: Path,
-    device: DeviceName,
-    tensorboard: Path | None,
-    replace: bool,
-    as_json: bool,
-) -> None:
-    """Train a head of backward attention on BACKBONE, a language model that stays as it is.
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of all parts.
 
-    BACKBONE is a directory of `fewheads language train`, or a model of GPT-2, Gemma, Llama, Mistral or Qwen2 type from
-    Hugging Face. A tenth of the data, 512 examples at most, is held out, chooses the best pass, and measures model and
-    head together.
+    Attributes:
+        data: SHA-256 of the files of each task.
+        limit: examples to train on.
+        epochs: passes over them.
+        items: test examples that are answered; the cross-entropy is over all.
+        rates: peak learning rates, the same for every method.
     """
-    sources = [source_of(text) for text in data]
-    runs = {one: out.parent / run for one, run in seeded(out.name, seed, seeds).items()}
-    for run in runs.values():
-        check_run("--out", run, {"BACKBONE": backbone, **files_of(sources)}, replace=replace)
-    with loading_torch("loading torch, model and data"):
-        from export.generate.model import Base
-        from export.generate.train import read_corpus
-        from export.papers.backward.training import new_head, train_head
-        from export.training.intervals import pooled
 
-        base = Base(backbone, device)
-        corpus = read_corpus(sources, seed=seed, limit=limit)
-    results = []
-    for one, run in runs.items():
-        made = new_head(base, one, dims=dims, heads=heads, layers=layers)
-        with watching(run.name) as watch:
-            results.append(
-                train_head(made, base, corpus, run, seed=one, steps=steps, tensorboard=tensorboard, observer=watch)
+    base: BaseIdentity
+    data: dict[str, str]
+    limit: int
+    epochs: int
+    items: int
+    rates: tuple[float, ...] = (2e-4, 1e-3, 5e-3, 2.5e-2, 1e-1)
+    seeds: int
+    processor: Processor
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A method on a task with a seed.
+
+    Attributes:
+        parameters: that were trained.
+        rate: the learning rate that was used; None without training.
+        holdout: cross-entropy by learning rate, of those that were tried; None where the training diverged.
+        losses: sum of the cross-entropies of each test example's tokens, to a millionth, and ``tokens`` their number.
+        right: whether the answers to the first test examples are.
+    """
+
+    parameters: int = 0
+    rate: float | None = None
+    holdout: dict[str, float | None] = {}
+    losses: tuple[float, ...]
+    tokens: tuple[int, ...]
+    right: tuple[bool, ...]
+
+
+class HeadComparison(Experiment[Record]):
+    """The comparison in a directory; reports alone need neither the language model nor the tasks."""
+
+    title, record, extensible = "Backward attention on a frozen language model", Record, ("seeds", "processor")
+
+    def __init__(self, settings: Settings, out: Path, base: Base | None = None, tasks: Mapping[str, Task] = {}) -> None:
+        self.settings: Settings = settings
+        self._out, self._base, self._tasks = out, base, tasks
+        self._states: dict[str, list[HiddenStates]] = {}
+
+    def parts(self) -> list[Part]:
+        """All tasks with a seed come before the next seed."""
+        return [
+            Part(_name(task, method.name, seed), (task, method.name, seed))
+            for seed in range(self.settings.seeds)
+            for task in self.settings.data
+            for method in METHODS.values()
+            if method.make or not seed
+        ]
+
+    def compute(self, part: Part, watch: Watch) -> Record:
+        """Train a method with the best learning rate, and score it."""
+        name, method, seed = part.arguments
+        task, method = self._tasks[name], METHODS[method]
+        if method.make is None:
+            return self._scored(task, method, None)
+        first = read_records(self._out, Record).get(_name(name, method.name, 0)) if seed else None
+        rates = (first.rate,) if first and first.rate else self.settings.rates
+        losses: dict[str, float | None] = {}
+        best: tuple[float, float, nn.Module] | None = None
+        for rate in rates:
+            module = method.make(self.base, seed)
+            recipe = replace(RECIPE, epochs=self.settings.epochs, peak_learning_rate=rate)
+            state = unfinished(self._out, part) / f"{rate:g}.state"
+            objective = self.objective(name, method, module, seed)
+            try:
+                score = max(train(objective, recipe, seed=seed, state=state, observer=watch).scores)
+            except TrainingError:
+                losses[f"{rate:g}"] = None
+                continue
+            losses[f"{rate:g}"] = -score
+            if best is None or score > best[0]:
+                best = score, rate, module
+        if best is None:
+            given, fix = Raw(f"no finite loss at any rate of {', '.join(losses)}"), "Give other data."
+            raise TrainingError(f"{method.name} on {name}", given=given, expected="one that converges", fix=fix)
+        _, rate, module = best
+        record = self._scored(task, method, module)
+        return replace(record, parameters=trainable(module), rate=rate, holdout=losses)
+
+    @property
+    def base(self) -> Base:
+        """The language model."""
+        assert self._base is not None, "a report alone has no model"
+        return self._base
+
+    def objective(self, name: str, method: Method, module: nn.Module, seed: int) -> Objective:
+        """Return the training of a method's module on a task; an epoch has each of its examples once."""
+        task = self._tasks[name]
+        if method.of_model:
+            steps = -(-len(task.train) // _SEQUENCES)
+            return LanguageObjective(
+                module, task.train, task.holdout, seed=seed, batch_size=_SEQUENCES, steps_per_epoch=steps
             )
-    metrics, places = pooled(results), list(map(str, runs.values()))
-    if as_json:
-        print_json({"runs": places, "base": base.identity, "metrics": metrics})
-        return
-    print_measures(out.name, ", ".join(places), metrics)
+        if name not in self._states:
+            last = LastStates(self.base.model)
+            self._states[name] = [hidden_states(last, rows) for rows in (task.train, task.holdout)]
+        return HeadObjective(module, self.base.read_out, *self._states[name], seed=seed)
 
-
-@click.command("export-head")
-@click.argument("run", type=DIRECTORY)
-@click.option(
-    "--backbone", required=True, type=DIRECTORY, help="Directory of the language model that the head was trained on."
-)
-@click.option("--base", required=True, type=DIRECTORY, help="Bundle of that model, of `fewheads language export`.")
-@click.option("--name", required=True, help="Name of the bundle.")
-@repository_option("it")
-@version_option
-@replace_option("an existing bundle of that name and version")
-@json_option
-def export_head(
-    run: Path, backbone: Path, base: Path, name: str, repository: Path, version: int, replace: bool, as_json: bool
-) -> None:
-    """Export a head in RUN, of `fewheads language head`, to a bundle of its own.
-
-    A server that has loaded it and its base applies it to requests to the base that name it as `head`.
-    """
-    read = {"RUN": run, "--backbone": backbone, "--base": base}
-    check_bundle(repository / f"{check_name('--name', name)}-{version}", read, replace=replace)
-    with loading_torch():
-        from export.generate.model import Base
-        from export.papers.backward.bundle import export_head as write_head
-        from export.papers.backward.training import load_head
-        from export.training.runs import METRICS, RunMetrics, decode, read_config
-
-        model = Base(backbone, "cpu")
-        trained = load_head(run, model)
-    started = time.perf_counter()
-    with working(f"exporting {run}"):
-        exported = write_head(
-            trained,
-            base,
-            repository,
-            name,
-            identity=model.identity,
-            provenance=read_config(run).provenance,
-            measures=decode(run / METRICS, RunMetrics).measures,
-            version=version,
-            replace=replace,
+    def _scored(self, task: Task, method: Method, module: nn.Module | None) -> Record:
+        asked, base = task.test[: self.settings.items], self.base
+        with method.applied(base, module) as model:
+            prompts, limit = [example.prompt for example in asked], completion_limit(task.train)
+            texts = complete(model, base.tokenizer, prompts, limit, batch_size=_ANSWERED_TOGETHER)
+            forced = teacher_forced(model, task.test_rows)
+        return Record(
+            losses=tuple(np.bincount(forced.rows, forced.losses).round(6).tolist()),
+            tokens=tuple(np.bincount(forced.rows).tolist()),
+            right=tuple(same_answer(parse_answer(text), of.answer) for text, of in zip(texts, asked, strict=True)),
         )
-    print_exported([(exported, time.perf_counter() - started)], as_json=as_json)
+
+    def text(self, records: Mapping[str, Record]) -> str:
+        """Return how the results came about."""
+        settings, rates = self.settings, ", ".join(f"{rate:g}" for rate in self.settings.rates)
+        return (
+            f"Written by `fewheads language compare`, on {settings.base.name} with SHA-256 {settings.base.sha256[:12]}…"
+            f". Each method had the same {settings.limit:,} training examples of a task at most, {settings.epochs} "
+            f"times; the head has d = {DIMS}, the adapter and LoRA about as many parameters. The learning rate is one "
+            f"of {rates}, by the cross-entropy on a hold-out of the training splits, chosen with the first seed. Each "
+            f"was then scored once on the test split, with {settings.seeds} seeds: the cross-entropy on all examples, "
+            f"answers on the first {settings.items}. Intervals are of 95 %, each by itself: they add the errors of the "
+            f"examples ({RESAMPLES:,} resamples) and of the seeds (Student's); differences are of the same examples. "
+            "The literal form's loss takes a distribution for logits, so that its cross-entropy is at least "
+            "ln((e + V - 1) / e).\n\n"
+            f"Computed on {settings.processor.name} ({settings.processor.described})."
+        )
+
+    def tables(self, records: Mapping[str, Record]) -> list[Table]:
+        """Return both metrics of all methods by task, the learning rates, and the answers that the head changes."""
+        groups: dict[Key, list[Record]] = defaultdict(list)
+        for part in self.parts():
+            if part.name in records:
+                method, task = part.arguments[1::-1]
+                groups[method, task].append(records[part.name])
+        # Metric by metric: the resamples of one number of items are kept at a time.
+        losses = {
+            key: Sample.of_items(np.array([record.losses for record in group]), np.array(group[0].tokens, float))
+            for key, group in groups.items()
+        }
+        matches = {
+            key: Sample.of_items(100.0 * np.array([record.right for record in group]), np.ones(len(group[0].right)))
+            for key, group in groups.items()
+        }
+        first = {key: group[0] for key, group in groups.items()}
+        tasks, methods = list(self.settings.data), list(dict.fromkeys(method for method, _ in groups))
+        rates = [(name, *(getattr(first.get((name, task)), "rate", None) for task in tasks)) for name in methods[1:]]
+        pairs = {
+            task: list(zip(first[FROZEN.name, task].right, first[HEAD.name, task].right, strict=True))
+            for task in tasks
+            if (HEAD.name, task) in first
+        }
+        flips = [(task, len(of), of.count((False, True)), of.count((True, False))) for task, of in pairs.items()]
+        return [
+            self._by_task("Cross-entropy, nats per token", first, losses),
+            self._by_task("Right answers, %", first, matches),
+            Table("Learning rates", ("method", *tasks), rates),
+            Table("Answers that the first head changes", ("task", "of", "wrong → right", "right → wrong"), flips),
+        ]
+
+    def _by_task(self, title: str, first: Mapping[Key, Record], samples: Mapping[Key, Sample]) -> Table:
+        """Return the means of methods, and what the head has more or less than each control."""
+        tasks = list(self.settings.data)
+        parameters = {method: record.parameters for (method, _), record in first.items()}
+        rows: list[tuple[object, ...]] = [
+            (name, number, *(samples[name, task].mean() if (name, task) in samples else None for task in tasks))
+            for name, number in parameters.items()
+        ]
+        for name in (name for name in parameters if name in CONTROLS):
+            pairs = [(samples.get((HEAD.name, task)), samples.get((name, task))) for task in tasks]
+            rows.append((f"the head minus: {name}", None, *(a.minus(b) if a and b else None for a, b in pairs)))
+        return Table(title, ("method", "trained parameters", *tasks), rows)
 
 
-@click.command()
-@click.argument("backbone", type=DIRECTORY)
-@click.option(
-    "--data",
-    multiple=True,
-    required=True,
-    type=click.Path(path_type=Path),
-    metavar="DIRECTORY/MODULE",
-    help="A task: DIRECTORY has train*/MODULE.txt and interpolate/MODULE.txt of the mathematics dataset. Repeatable.",
-)
-@_seeds_option
-@click.option("--limit", type=click.IntRange(1), default=10_000, show_default=True, help="Examples to train on.")
-@click.option("--epochs", type=click.IntRange(1), default=2, show_default=True, help="Passes over them.")
-@click.option("--items", type=click.IntRange(1), default=300, show_default=True, help="Test examples to answer.")
-@_resumed_option
-@device_option
-@json_option
-def compare(
-    backbone: Path,
-    data: tuple[Path, ...],
-    seeds: int,
-    limit: int,
-    epochs: int,
-    items: int,
-    out: Path,
-    device: DeviceName,
-    as_json: bool,
-) -> None:
-    """Compare a head of backward attention on BACKBONE, which stays as it is, with simpler ways to improve it.
-
-    On each task, every way gets the same training data and a learning rate chosen on a hold-out, and is scored once on
-    the test split. Writes records.jsonl, a line after each training, and report.md.
-    """
-    inputs = {"BACKBONE": backbone, **{f"--data {path}": path.parent for path in data}}
-    check_workspace("--out", out, inputs, settings="settings.json")
-    names = [path.name for path in data]
-    if len({*names}) < len(names):
-        fix = "Give each module once."
-        raise UsageError("--data", given=", ".join(names), expected="modules of different names", fix=fix)
-    with loading_torch("loading torch, model and data"):
-        from export.generate.model import Base, positions_of
-        from export.papers.backward.compare import Comparison, Settings
-        from export.papers.backward.methods import read_task
-        from export.papers.experiment import digest, run_experiment
-
-        base = Base(backbone, device)
-        tasks = {path.name: read_task(path, base.tokenizer, positions_of(base.model), limit) for path in data}
-    settings = Settings(
-        base=base.identity,
-        data={path.name: digest(path.parent, f"*/{path.name}.txt") for path in data},
-        limit=limit,
-        epochs=epochs,
-        items=items,
-        seeds=seeds,
-        processor=processor(),
-    )
-    run_experiment(Comparison(settings, out, base, tasks), out, as_json=as_json, plots=False)
-
-
-@click.command()
-@click.argument("backbone", type=DIRECTORY)
-@click.option(
-    "--data",
-    multiple=True,
-    default=("calculator:train",),
-    show_default=True,
-    metavar="FORMAT:PATH",
-    help="To train on, as of `fewheads language finetune`; a tenth is held out. Repeatable.",
-)
-@click.option(
-    "--test",
-    "tests",
-    multiple=True,
-    default=("calculator:in_range", "calculator:out_of_range", "calculator:long"),
-    show_default=True,
-    metavar="FORMAT:PATH",
-    help="To answer, beside the data that are trained on. Repeatable.",
-)
-@_seeds_option
-@click.option("--rank", type=click.IntRange(1), default=32, show_default=True, help="Of the adapters; the paper's.")
-@click.option("--epochs", type=click.IntRange(1), default=20, show_default=True, help="Passes; the best one is kept.")
-@click.option(
-    "--lr", type=click.FloatRange(0, min_open=True), default=RATE, show_default=True, help="Peak learning rate."
-)
-@limit_option
-@_resumed_option
-@device_option
-@json_option
-def mismatch(
-    backbone: Path,
-    data: tuple[str, ...],
-    tests: tuple[str, ...],
-    seeds: int,
-    rank: int,
-    epochs: int,
-    lr: float,
-    limit: int | None,
-    out: Path,
-    device: DeviceName,
-    as_json: bool,
-) -> None:
-    """Find what a fine-tuned model loses between the accuracy in its training and that in use (paper 000).
-
-    Trains LoRA adapters on BACKBONE in FP32 and rounded to NF4. Each is scored on the base of its training and merged
-    into the FP32 base, with the begin token once and twice, teacher-forced and written freely. Writes records.jsonl, a
-    line after each training, and report.md.
-    """
-    sources, splits = [source_of(text) for text in data], [source_of(text) for text in tests]
-    check_workspace("--out", out, {"BACKBONE": backbone, **files_of([*sources, *splits])}, settings="settings.json")
-    with loading_torch("loading torch, model and data"):
-        from export.generate.formats import read_source
-        from export.generate.model import Base
-        from export.generate.train import read_corpus
-        from export.papers.backward.mismatch import Mismatch, Settings, begin_of
-        from export.papers.experiment import run_experiment
-
-        base = Base(backbone, device)
-        corpus = read_corpus(sources, seed=0, limit=limit)
-        read = {name: some for source in splits for name, some in read_source(source, limit).items()}
-    settings = Settings(
-        base=base.identity,
-        data={name: sha256(msgspec.json.encode(some)) for name, some in {"train": corpus.train, **read}.items()},
-        begin=begin_of(base.tokenizer),
-        rank=rank,
-        epochs=epochs,
-        rate=lr,
-        seeds=seeds,
-        processor=processor(),
-    )
-    run_experiment(Mismatch(settings, out, base, (corpus, read)), out, as_json=as_json, plots=False)
+def _name(task: str, method: str, seed: int) -> str:
+    return f"{task}-{re.sub(r'[^a-zA-Z0-9.]+', '-', method)}-seed{seed}"

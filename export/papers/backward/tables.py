@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 
 from edge.bundles.manifest import Measure
-from edge.files import write_whole
-from export.papers.backward import compare, mismatch
-from export.papers.experiment import Table, read_records, read_settings, report_experiment, with_blocks
+from export.papers.backward import mismatch, run
+from export.papers.experiment import REPORT, read_settings, report_on
+from export.report.table import Table, with_tables, write_pages
 from export.training.intervals import bounds_of
 
 HERE = Path(__file__).parent
 PAGE, RESULTS = HERE / "RESULTS.md", HERE / "results"
+_COMMAND, _RECORDS = "export.papers.backward.tables", "export/papers/backward/results"
 #: Right answers in percent, as paper 000 has them.
 _PAPER = {"Gemma 3 270M": (54.2, 9.7, 28.0), "Gemma 3 1B": (93.4, 63.3, 39.6)}
 _SPLITS = ("in range", "out of range", "long")
@@ -28,27 +29,29 @@ _KEPT = {
 }
 
 
-def experiments(results: Path) -> tuple[compare.Comparison, mismatch.Mismatch]:
+def experiments(results: Path) -> tuple[run.HeadComparison, mismatch.Mismatch]:
     """Return the comparison and the mismatch as they were run, without their models."""
     return (
-        compare.Comparison(read_settings(results / "compare", compare.Settings), results / "compare"),
+        run.HeadComparison(read_settings(results / "compare", run.Settings), results / "compare"),
         mismatch.Mismatch(read_settings(results / "mismatch", mismatch.Settings), results / "mismatch"),
     )
 
 
-def page() -> str:
-    """Return RESULTS.md with its tables made from the records."""
-    comparison, mismatched = experiments(RESULTS)
-    entropies, *_ = comparison.tables(read_records(RESULTS / "compare", compare.Record))
-    switches, conditions = mismatched.tables(read_records(RESULTS / "mismatch", mismatch.Record))
+def pages() -> dict[Path, str]:
+    """Return RESULTS.md and both reports, with their tables made from the records."""
+    experiment, other = experiments(RESULTS)
+    comparison = report_on(experiment, RESULTS / "compare", plots=False)
+    mismatched = report_on(other, RESULTS / "mismatch", plots=False)
+    switches, conditions = mismatched.tables
     tables = {
-        "compare": entropies,
-        "calculators": _calculators(conditions.rows),
+        "compare": comparison.tables[0],
+        f"mismatch, {_RECORDS}/models/calculator-char-test.json": _calculators(conditions.rows),
         "mismatch": switches,
         "reduce": _reduced(),
     }
-    blocks = {name: table.markdown() for name, table in tables.items()}
-    return with_blocks(PAGE.read_text(), "export.papers.backward.tables", blocks)
+    by_record = {f"{_RECORDS}/{name}": table for name, table in tables.items()}
+    reports = {RESULTS / "compare" / REPORT: comparison.page, RESULTS / "mismatch" / REPORT: mismatched.page}
+    return {PAGE: with_tables(PAGE.read_text(), f"python -m {_COMMAND}", by_record), **reports}
 
 
 def _calculators(conditions: Sequence[Sequence[object]]) -> Table:
@@ -67,14 +70,14 @@ def _calculators(conditions: Sequence[Sequence[object]]) -> Table:
 
 def _reduced() -> Table:
     mathematics = msgspec.json.decode((RESULTS / "reduce" / "mathematics.json").read_bytes())["results"]
-    found = {(of["method"], of.get("heads", 1), of.get("neurons", 1)): of for of in mathematics}
+    by_method = {(of["method"], of.get("heads", 1), of.get("neurons", 1)): of for of in mathematics}
     rows: list[tuple[object, ...]] = [
-        ("all", _of_calculator("dense"), None, _of_mathematics(found["dense", 1, 1]), None)
+        ("all", _of_calculator("dense"), None, _of_mathematics(by_method["dense", 1, 1]), None)
     ]
     for end, (heads, neurons, words) in _KEPT.items():
         methods = ("calibrated", "magnitude")
         of_calculator = [_of_calculator(f"{method}{end}") if end else "not measured" for method in methods]
-        of_mathematics = [_of_mathematics(found[method, heads, neurons]) for method in methods]
+        of_mathematics = [_of_mathematics(by_method[method, heads, neurons]) for method in methods]
         rows.append((words, *of_calculator, *of_mathematics))
     columns = ("kept", "calculator, calibrated", "magnitude", "mathematics, calibrated", "magnitude")
     return Table("Fewer heads and neurons", columns, rows)
@@ -99,7 +102,4 @@ def _percent(measure: Measure) -> str:
 
 
 if __name__ == "__main__":
-    comparison, mismatched = experiments(RESULTS)
-    report_experiment(comparison, RESULTS / "compare", plots=False)
-    report_experiment(mismatched, RESULTS / "mismatch", plots=False)
-    write_whole(PAGE, page().encode())
+    write_pages(pages())

@@ -24,7 +24,7 @@ from edge.datatypes import Array
 from edge.errors import Raw, UsageError
 from export.data.tokens import sorted_batches
 from export.errors import CheckpointError, DataError
-from export.generate.evaluate import completion_limit, encode_fitting, evaluate, padded
+from export.generate.evaluate import completion_limit, evaluate, padded
 from export.generate.model import Base, BaseIdentity, LastStates, ReadOut, positions_of
 from export.generate.tokenizer import Encoded
 from export.generate.train import Corpus
@@ -251,8 +251,8 @@ def train_head(
         TrainingError: the loss is no longer a finite number.
         DataError: no example fits into the model.
     """
-    directory, positions = Path(directory), positions_of(base.model)
-    train_rows, holdout = (encode_fitting(base.tokenizer, part, positions) for part in (corpus.train, corpus.holdout))
+    directory = Path(directory)
+    train_rows, holdout, data = corpus.encoded(base.tokenizer, positions_of(base.model))
     states = [hidden_states(LastStates(base.model), rows) for rows in (train_rows, holdout)]
     objective = HeadObjective(head, base.read_out, *states, seed=seed)
     recipe = replace(RECIPE, epochs=-(-steps // objective.steps_per_epoch))
@@ -261,17 +261,7 @@ def train_head(
     with base.revised(head) as model:
         limit = completion_limit(train_rows)
         measures = evaluate(model, base.tokenizer, "holdout", corpus.holdout, max_tokens=limit)
-    metrics = RunMetrics(
-        head.parameter_count,
-        len(trained.scores),
-        trained.best_epoch,
-        trained.seconds,
-        measures,
-        trained.losses,
-        trained.scores,
-    )
-    left_out = len(corpus.train) + len(corpus.holdout) - len(train_rows) - len(holdout)
-    data = f"{corpus.described}; {len(train_rows)} trained on, {left_out} with more than {positions} tokens left out"
+    metrics = trained.metrics(head.parameter_count, measures)
     record = provenance(trainer=f"{trained.steps} steps, {recipe}", data=data, seed=seed)
     arguments = {"config": msgspec.to_builtins(head.config), "base": msgspec.to_builtins(base.identity)}
     config = RunConfig(MODEL, arguments, record, precision="fp32", processor=processor())

@@ -147,9 +147,9 @@ def measured(values: Mapping[str, Array], splits: Mapping[str, Split]) -> tuple[
             parts |= {("mae", f"long/{terms}"): [part] for terms, part in by_terms.items()}
             parts["mae", "long/4-8"] = [by_terms[terms] for terms in NEW_LENGTHS]
             parts |= {("mae", "long/with_5"): [errors[unseen]], ("mae", "long/without_5"): [errors[~unseen]]}
-        found = [_mean(*key, strata) for key, strata in parts.items()]
-        found.insert(2, mean_measure("exact_match", name, np.rint(values[name]) == split.truth))
-        measures += found
+        of_split = [_mean(*key, strata) for key, strata in parts.items()]
+        of_split.insert(2, mean_measure("exact_match", name, np.rint(values[name]) == split.truth))
+        measures += of_split
     return (*measures, *_scores(values, splits))
 
 
@@ -224,7 +224,7 @@ def _score(errors: Mapping[str, Array], base: Errors) -> Array:
 
 def _paper_score(errors: Mapping[str, Array], base: Errors) -> Array:
     pairs = (("mae_in_range",) * 2, ("mae_sum_22",) * 2, ("mae_4_terms",) * 2, ("mre_both", "mre_out_of_range"))
-    return np.asarray(np.mean([_ratio(base, errors, ours, theirs) ** 2 for ours, theirs in pairs], axis=0))
+    return np.asarray(np.mean([_ratio(base, errors, name, other) ** 2 for name, other in pairs], axis=0))
 
 
 def _ratio(base: Errors, errors: Mapping[str, Array], of_base: str, of_predictor: str) -> Array:

@@ -317,7 +317,7 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, queries: int | None = None) -> Tensor:
         """Return the first ``queries`` tokens (None: all), [N, queries, dim]."""
-        x = self.attention_norm(x[:, :queries] + self.attention(x, queries=queries)[0])
+        x = self.attention_norm(x[:, :queries] + self.attention(x, queries=queries))
         encoded: Tensor = self.feed_forward_norm(x + self.feed_forward(x))
         return encoded
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 
 from edge.bundles.manifest import Measure
-from edge.datatypes import Array
-from export.papers.calculator.benchmark import PAPER_SCORE, SCORE, Errors, baseline, paper_score, score
-from export.training.intervals import Mean, across_seeds, over_seeds, wilson
+from export.papers.calculator.benchmark import PAPER_SCORE, SCORE, baseline, score
+from export.training.intervals import Mean, across_seeds
 
 #: Answers less truths by form, such as ``a - b``: row for a, column for b, both from -10 to 10.
 Grids: TypeAlias = dict[str, list[list[float]]]
@@ -20,13 +19,15 @@ FROZEN = "the frozen baseline"
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured of a run.
+    """What is measured of a run; of each calculator of sums, the committed records have the means over its seeds.
 
     Attributes:
         trainer: how it was trained; runs of one model and trainer are its seeds.
-        seed: None for a network that is constructed.
-        errors, paper_long: of calculators of sums; see :mod:`export.papers.calculator.benchmark`.
-        grids: of the same.
+        seed: None for a network that is constructed, and for such means.
+        paper_long, grids: of calculators of sums; see :mod:`export.papers.calculator.benchmark`.
+        paper_scores: of the same, the scores by the paper's formula, if one seed of the frozen baseline after the other
+            is the denominator; of such means, the least and the largest.
+        costs: where they were measured.
     """
 
     model: str
@@ -34,9 +35,10 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None
     parameters: int
     measures: tuple[Measure, ...]
-    errors: Errors | None = None
     paper_long: float | None = None
+    paper_scores: tuple[float, ...] = ()
     grids: Grids = {}
+    costs: dict[str, float | Mean] = {}
 
     @property
     def name(self) -> str:
@@ -44,29 +46,24 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.model.removeprefix("calculator-")
 
 
-class ModelResult(msgspec.Struct, frozen=True):
+class ModelResult(NamedTuple):
     """Results of a calculator of sums.
 
     Attributes:
-        seeds: their number; 1 for a network that is constructed.
-        measures: means over the seeds with Student's intervals, or of one seed with intervals over the items. The
-            scores are geometric means.
+        measures: means over the seeds; the scores are geometric means.
         paper_long: what paper 000's code reports as the error on long expressions, if it meets these answers.
-        paper_scores: the least and the largest score by the paper's formula, if one seed of the baseline after the
-            other is the denominator.
+        paper_scores: the least and the largest, see :class:`RunRecord`.
         against: by model, the ratio of the scores, and p of Welch's t-test of their logarithms, two-sided; None where a
             model has one seed, or no scores differ.
-        costs: where they were measured.
     """
 
     name: str
     parameters: int
-    seeds: int
     measures: tuple[Measure, ...]
     paper_long: float
     paper_scores: tuple[float, float]
     against: dict[str, tuple[float, float | None]]
-    costs: dict[str, float | Mean] = {}
+    costs: dict[str, float | Mean]
 
     def measure(self, metric: str, split: str) -> Measure:
         """Return one of the measures."""
@@ -92,13 +89,6 @@ class Trial(msgspec.Struct, frozen=True):
     value: float
 
 
-class View(msgspec.Struct, frozen=True):
-    """The errors of a model by operands."""
-
-    model: str
-    grids: Grids
-
-
 def grouped(records: Mapping[str, RunRecord]) -> dict[str, list[RunRecord]]:
     """Return the seeds of each model by its name for people, in their order; another training has another number."""
     groups: dict[tuple[str, str], list[RunRecord]] = {}
@@ -118,46 +108,49 @@ def results_of(groups: Mapping[str, Sequence[RunRecord]]) -> list[ModelResult]:
     from scipy.stats import gmean  # the help of the commands needs no SciPy, which a board does not have
 
     base = baseline()
-    errors = {name: [one.errors for one in runs if one.errors] for name, runs in groups.items()}
-    logs = {name: np.log([score(one, base.mean) for one in of_runs]) for name, of_runs in errors.items()}
-    logs[FROZEN] = np.log([score(one, base.mean) for one in base.seeds.values()])
+    logs = {name: _log_scores(runs) for name, runs in groups.items()}
+    logs[FROZEN] = _spread([score(one, base.mean) for one in base.seeds.values()])
     results = []
     for name, runs in groups.items():
-        papers = [gmean([paper_score(one, seed) for one in errors[name]]) for seed in base.seeds.values()]
+        papers = gmean([run.paper_scores for run in runs])
         results.append(
             ModelResult(
                 name,
                 runs[0].parameters,
-                len(runs),
-                tuple(pooled([run.measures for run in runs])),
+                pooled(runs),
                 float(np.mean([run.paper_long for run in runs])),
                 (float(min(papers)), float(max(papers))),
                 {other: _against(logs[name], logs[other]) for other in logs if other != name},
+                runs[0].costs,
             )
         )
     return results
 
 
-def pooled(runs: Sequence[Sequence[Measure]]) -> Iterator[Measure]:
-    """Yield means over seeds; of scores geometric ones, and shares with intervals that cover Wilson's over the items.
-
-    Seeds that are right everywhere do not differ, and the items are no more for it.
-    """
-    for measure, *same in zip(across_seeds(runs) if len(runs) > 1 else runs[0], *runs, strict=True):
-        bounds, value = measure.interval, measure.value
-        if measure.metric in (SCORE, PAPER_SCORE) and len(runs) > 1:
-            logs = over_seeds([float(np.log(one.value)) for one in same])
-            value, bounds = float(np.exp(logs.value)), tuple(np.exp(logs.interval).tolist())
-        elif measure.metric in ("exact_match", "right"):
-            ends = *wilson(round(value * measure.n), measure.n), *(bounds or ())
-            bounds = max(min(ends), 0.0), min(max(ends), 1.0)
-        yield msgspec.structs.replace(measure, value=value, interval=bounds)
+def pooled(runs: Sequence[RunRecord]) -> tuple[Measure, ...]:
+    """Return the measures of a model over its seeds; means of scores are geometric."""
+    return across_seeds([run.measures for run in runs], (SCORE, PAPER_SCORE)) if len(runs) > 1 else runs[0].measures
 
 
-def _against(ours: Array, theirs: Array) -> tuple[float, float | None]:
-    ratio = float(np.exp(ours.mean() - theirs.mean()))
-    if min(len(ours), len(theirs)) < 2 or max(ours.std(), theirs.std()) == 0:
+def _log_scores(runs: Sequence[RunRecord]) -> tuple[float, float, int]:
+    """Return the mean of the scores' logarithms, their standard deviation, and the number of seeds."""
+    from scipy.stats import t
+
+    first, *others = (next(one for one in run.measures if one.metric == SCORE) for run in runs)
+    if others or first.seeds == 1 or not first.interval:
+        return _spread([one.value for one in (first, *others)])
+    half = float(np.ptp(np.log(first.interval))) / 2  # Student's, of a mean over seeds
+    return float(np.log(first.value)), float(half * first.seeds**0.5 / t.ppf(0.975, first.seeds - 1)), first.seeds
+
+
+def _spread(scores: Sequence[float]) -> tuple[float, float, int]:
+    return float(np.log(scores).mean()), float(np.log(scores).std(ddof=1)) if len(scores) > 1 else 0.0, len(scores)
+
+
+def _against(here: tuple[float, float, int], there: tuple[float, float, int]) -> tuple[float, float | None]:
+    ratio = float(np.exp(here[0] - there[0]))
+    if min(here[2], there[2]) < 2 or max(here[1], there[1]) == 0:
         return ratio, None
-    from scipy.stats import ttest_ind
+    from scipy.stats import ttest_ind_from_stats
 
-    return ratio, float(ttest_ind(ours, theirs, equal_var=False).pvalue)
+    return ratio, float(ttest_ind_from_stats(*here, *there, equal_var=False).pvalue)

@@ -1,4 +1,4 @@
-"""The command ``fewheads calculator compare``: errors and scores of runs, in the frame of experiments."""
+"""The experiment of papers 000 and 001: errors and scores of runs."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
 import msgspec
 import numpy as np
 
 from edge.bundles.expression import evaluate, tokenize
-from edge.cli.output import json_option
-from edge.errors import Raw, UsageError
-from export.bundle.outputs import check_workspace
+from export.data.expressions import load
+from export.papers.calculator.benchmark import EVALUATED, baseline, errors_of, measured, paper_long, paper_score
+from export.papers.calculator.figures import figures_of
+from export.papers.calculator.networks import NETWORKS
 from export.papers.calculator.records import Grids, RunRecord, grouped, results_of
 from export.papers.calculator.specs import NAMES
 from export.papers.calculator.stack import NAMES as STACK_NAMES
-from export.papers.experiment import SETTINGS, Experiment, Part, Table, digest, run_experiment
-from export.training.loading import loading_torch
-from export.training.options import DIRECTORY, out_option, plots_option
+from export.papers.calculator.tables import stack_tables, sums_tables
+from export.papers.experiment import Experiment, Part, digest
+from export.report.table import Table
+from export.training.checkpoint import load as load_run
 from export.training.runs import CONFIG, METRICS, WEIGHTS, RunMetrics, decode, read_config
 from export.training.watch import Watch
 
@@ -31,48 +32,13 @@ _OPERANDS = range(-10, 11)
 FORMS = ("a + b", "a - b", *(f"a {first} b {second} 2" for first in "+-" for second in "+-"))
 
 
-@click.group()
-def calculator() -> None:
-    """Compare the calculators of papers 000 and 001."""
-
-
-@calculator.command()
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=DIRECTORY)
-@plots_option
-@out_option("Directory for all results. The same command resumes there, with more runs, too.")
-@json_option
-def compare(runs: tuple[Path, ...], plots: bool, out: Path, as_json: bool) -> None:
-    """Compare calculators: their errors, the benchmark's scores, and right answers to longer expressions.
-
-    Runs of one model and training are its seeds. `fewheads bench` measures what an answer costs.
-    """
-    check_workspace("--out", out, {f"RUN {run}": run for run in runs}, settings=SETTINGS)
-    known: dict[object, Path] = {}
-    for run in runs:
-        config = read_config(run)
-        if config.model not in (*NAMES, *STACK_NAMES):
-            expected = f"one of {', '.join((*NAMES, *STACK_NAMES))}"
-            fix = "Give runs of `fewheads train calculator-…`."
-            raise UsageError(f"RUN {run}", given=config.model, expected=expected, fix=fix)
-        seed = config.provenance.seed
-        key = config.model, config.provenance.trainer, seed
-        if seed is not None and key in known:
-            given = Raw(f"seed {seed}, as in {known[key]}")
-            expected = "runs of one model and training that differ in their seed"
-            raise UsageError(f"RUN {run}", given=given, expected=expected, fix="Leave one of them out.")
-        known[key] = run
-    with loading_torch():
-        from export.papers.calculator.benchmark import definition
-    run_experiment(Comparison(runs, definition()), out, plots=plots, as_json=as_json)
-
-
 class Settings(msgspec.Struct, frozen=True):
     """What records depend on beside the runs: the benchmark's data and baseline."""
 
     benchmark: str
 
 
-class Comparison(Experiment[RunRecord]):
+class CalculatorComparison(Experiment[RunRecord]):
     """The comparison of runs, each of which is a part; its name has a hash of configuration and weights."""
 
     title = "Calculators"
@@ -101,23 +67,13 @@ class Comparison(Experiment[RunRecord]):
 
     def tables(self, records: Mapping[str, RunRecord]) -> list[Table]:
         """Return the tables of calculators of sums, and that of calculators for longer expressions."""
-        from export.papers.calculator.tables import stack_tables, sums_tables
-
         sums, stack = _by_kind(records)
         return [*(sums_tables(results_of(grouped(sums))) if sums else []), *stack_tables(stack)]
 
     def figures(self, records: Mapping[str, RunRecord]) -> dict[str, Figure]:
         """Return errors by terms and operands."""
-        from export.papers.calculator.tables import errors_by_operands, errors_by_terms
-
         groups = grouped(_by_kind(records)[0])
-        if not groups:
-            return {}
-        grids = {name: runs[0].grids for name, runs in groups.items()}
-        return {
-            "errors-by-terms": errors_by_terms(results_of(groups)),
-            "errors-by-operands": errors_by_operands(grids),
-        }
+        return figures_of(groups) if groups else {}
 
 
 def _by_kind(records: Mapping[str, RunRecord]) -> tuple[dict[str, RunRecord], dict[str, RunRecord]]:
@@ -128,11 +84,6 @@ def _by_kind(records: Mapping[str, RunRecord]) -> tuple[dict[str, RunRecord], di
 
 
 def _with_answers(run: Path, record: RunRecord) -> RunRecord:
-    from export.data.expressions import load
-    from export.papers.calculator.benchmark import EVALUATED, errors_of, measured, paper_long
-    from export.papers.calculator.networks import NETWORKS
-    from export.training.checkpoint import load as load_run
-
     model, _, _ = load_run(run, NETWORKS)
     splits = load()
     values = {name: model.predict(splits[name].tokens)[:, 0] for name in EVALUATED}
@@ -144,7 +95,7 @@ def _with_answers(run: Path, record: RunRecord) -> RunRecord:
     return msgspec.structs.replace(
         record,
         measures=measured(values, splits),
-        errors=errors_of(values, splits),
+        paper_scores=tuple(paper_score(errors_of(values, splits), seed) for seed in baseline().seeds.values()),
         paper_long=paper_long(values, splits),
         grids=grids,
     )

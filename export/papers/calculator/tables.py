@@ -1,36 +1,38 @@
-"""Tables and figures of the calculators; ``python -m export.papers.calculator.tables`` writes those of documents."""
+"""Tables of the calculators; ``python -m export.papers.calculator.tables`` writes documents and figures anew."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import torch
 
 from edge.bundles.manifest import Measure
-from edge.files import write_whole
-from export.data.expressions import IN_RANGE, LONG_TERMS
-from export.papers.calculator.benchmark import FLOOR, PAPER_SCORE, SCORE, SPLIT
+from export.data.expressions import LONG_TERMS
+from export.estimate.devices import DEFAULT_BOARD
+from export.estimate.parts import predict_file
+from export.estimate.predictions import Predictions, read_predictions
+from export.models.convert import to_onnx
+from export.papers.calculator.benchmark import PAPER_SCORE, SCORE, SPLIT
+from export.papers.calculator.figures import figures_of
+from export.papers.calculator.networks import create
 from export.papers.calculator.records import (
     FROZEN,
-    Grids,
     ModelResult,
     RunRecord,
     Trial,
     Variation,
-    View,
     grouped,
     pooled,
+    results_of,
 )
-from export.papers.calculator.specs import SPECS
-from export.papers.experiment import Table, read_records, with_blocks
-from export.report.drawing import finish_axes, new_figure, plot_band, write_figure
+from export.papers.calculator.specs import NAMES, SPECS
+from export.papers.experiment import read_records
+from export.report.drawing import write_figure
+from export.report.table import Table, with_tables, write_pages
 from export.training.intervals import Mean, over_seeds
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -40,8 +42,6 @@ _LENGTHS = (*(f"long/{terms}" for terms in LONG_TERMS), "long/without_5", "long/
 _PRODUCT = "activation × optimiser"
 _VARIED = {f"mae {split}": head for head, split in {"MAE val": "val", **_ERRORS}.items()} | {"score benchmark": "score"}
 _SHARES = {f"exact_match {split}": head for head, split in _RIGHT.items()}
-#: Errors below the first have the colour of 0, and larger ones a logarithmic scale up to the second.
-_SMALL, _LARGE = 0.1, 20.0
 
 
 def sums_tables(models: Sequence[ModelResult]) -> list[Table]:
@@ -52,7 +52,7 @@ def sums_tables(models: Sequence[ModelResult]) -> list[Table]:
     for model in models:
         maes = [model.measure("mae", split) for split in _ERRORS.values()]
         scores = [model.measure(metric, SPLIT) for metric in (SCORE, PAPER_SCORE)]
-        accuracy.append((model.name, f"{model.parameters:,}", model.seeds, *maes, *scores))
+        accuracy.append((model.name, f"{model.parameters:,}", maes[0].seeds, *maes, *scores))
         right.append((model.name, *(_percent(model.measure("exact_match", split)) for split in _RIGHT.values())))
         against.append((model.name, *(cell for name in compared for cell in model.against.get(name, (None, None)))))
         lengths.append((model.name, *(model.measure("mae", split) for split in _LENGTHS)))
@@ -98,7 +98,7 @@ def stack_tables(records: Mapping[str, RunRecord]) -> list[Table]:
         return []
     models, notes = [], []
     for name, runs in groups.items():
-        models.append({(one.metric, one.split): one for one in pooled([run.measures for run in runs])})
+        models.append({(one.metric, one.split): one for one in pooled(runs)})
         shares = [one for run in runs for one in run.measures if one.metric == "exact_restarts"]
         exact = f", {round(sum(one.value * one.n for one in shares))} of {sum(one.n for one in shares)} machines exact"
         notes.append(f"{name} has {runs[0].parameters:,} parameters and {len(runs)} seeds{exact if shares else ''}")
@@ -111,8 +111,8 @@ def stack_tables(records: Mapping[str, RunRecord]) -> list[Table]:
         rows.append(cells)
     heads = [head for name in groups for head in (f"{name}: right, %", "median error", "largest error")]
     note = (
-        f"{'; '.join(notes)}. In brackets: an interval that covers Student's 95 % interval over the seeds and Wilson's "
-        "over the items. The largest error is the mean of each seed's largest."
+        f"{'; '.join(notes)}. In brackets: 95 % intervals, which add the errors of items (Wilson's) and seeds "
+        "(Student's) in quadrature. The largest error is the mean of each seed's largest."
     )
     return [Table("Longer expressions", ("split", "items", *heads), rows, note=note)]
 
@@ -157,70 +157,58 @@ def search_table(records: Mapping[str, Trial]) -> Table:
     return Table("Search", heads, rows, texts=2)
 
 
-def errors_by_terms(models: Sequence[ModelResult]) -> Figure:
-    """Draw the error on long expressions by their number of terms, with intervals."""
-    figure = new_figure(9, 5, without="give --no-plots")
-    axes = figure.subplots()
-    for number, model in enumerate(models):
-        measures = [model.measure("mae", f"long/{terms}") for terms in LONG_TERMS]
-        ends = np.array([(one.value, *(one.interval or (one.value, one.value))) for one in measures]).T
-        marker = "osD^v"[(number // 10 + number) % 5]
-        plot_band(axes, LONG_TERMS, *np.maximum(ends, FLOOR), color=f"C{number % 10}", marker=marker, label=model.name)
-    axes.axvline(3, color="0.6", linewidth=0.8, linestyle=":")
-    title = f"3 terms were trained on; errors below {FLOOR:g} are drawn as that; bands are 95 % intervals"
-    finish_axes(axes, legend=False, yscale="log", xlabel="terms", ylabel="mean absolute error", title=title)
-    figure.legend(loc="outside right center", fontsize=8)
-    return figure
+def predicted() -> Predictions:
+    """Predict the networks on a Jetson."""
+    predictions = []
+    for name in NAMES:
+        data = to_onnx(create(name, 0), {"x": torch.zeros(2, 15)}, ["value"], {"x": {0: "batch"}})
+        for rows in (1, 64):
+            one = predict_file(data, {"x": (rows, 15)}, DEFAULT_BOARD.mode, name)
+            predictions.append((name.removeprefix("calculator-"), f"{rows} row{'s' * (rows > 1)}", one))
+    return Predictions.of(predictions)
 
 
-def errors_by_operands(models: Mapping[str, Grids]) -> Figure:
-    """Draw answers less truths by two operands: a row for each model, a column for each form."""
-    from matplotlib.colors import SymLogNorm
-    from matplotlib.patches import Rectangle
-
-    forms = list(next(iter(models.values())))
-    figure = new_figure(2.4 * len(forms) + 1, 2.5 * len(models) + 0.7, without="give --no-plots")
-    panels = figure.subplots(len(models), len(forms), squeeze=False, sharex=True, sharey=True)
-    image: Any = None
-    for row, (name, grids) in zip(panels, models.items(), strict=True):
-        for axes, (form, errors) in zip(row, grids.items(), strict=True):
-            most, norm = len(errors) / 2, SymLogNorm(_SMALL, vmin=-_LARGE, vmax=_LARGE)
-            image = axes.imshow(errors, cmap="RdBu_r", norm=norm, extent=(-most, most) * 2, origin="lower")
-            trained = (IN_RANGE.start - 0.5,) * 2
-            axes.add_patch(Rectangle(trained, len(IN_RANGE), len(IN_RANGE), fill=False, linewidth=1.2))
-            axes.set(title=form, xlabel="b")
-        row[0].set_ylabel(f"{name}\na")
-    figure.colorbar(image, ax=panels, shrink=0.9, extend="both", label="answer less truth")
-    figure.suptitle("Error by operands; the frame holds those of training")
-    return figure
+def _models() -> dict[str, list[RunRecord]]:
+    return grouped(read_records(RESULTS / "models", RunRecord))
 
 
-def documents() -> dict[Path, list[Table]]:
-    """Return the tables of each document."""
+def pages() -> dict[Path, str]:
+    """Return the documents, with their tables made from the records."""
     vary, losses = (read_records(RESULTS / name, Variation) for name in ("variations", "benchmark_loss"))
-    varied = variation_tables(vary, "One factor at a time") + variation_tables(losses, "Losses, and the best trial")
+    predictions = read_predictions(RESULTS / "predicted.json").table("FP32", speeds=False)
+    tables = {
+        "RESULTS.md": {"models": sums_tables(results_of(_models())), "predicted.json": [predictions]},
+        "VARIATIONS.md": {
+            "variations": variation_tables(vary, "One factor at a time"),
+            "benchmark_loss": variation_tables(losses, "Losses, and the best trial"),
+            "search": [search_table(read_records(RESULTS / "search", Trial))],
+        },
+        "stack/RESULTS.md": {"stack": stack_tables(read_records(RESULTS / "stack", RunRecord))},
+    }
     return {
-        HERE / "RESULTS.md": sums_tables([*read_records(RESULTS / "models", ModelResult).values()]),
-        HERE / "VARIATIONS.md": [*varied, search_table(read_records(RESULTS / "search", Trial))],
-        HERE / "stack" / "RESULTS.md": stack_tables(read_records(RESULTS / "stack", RunRecord)),
+        HERE / page: with_tables(
+            (HERE / page).read_text(),
+            "python -m export.papers.calculator.tables",
+            {
+                f"export/papers/calculator/results/{record}{_fragment(table)}": table
+                for record, tables in of_page.items()
+                for table in tables
+            },
+        )
+        for page, of_page in tables.items()
     }
 
 
-def written(page: str, tables: Sequence[Table]) -> str:
-    """Return a document with the tables between their markers as they are now."""
-    notes = {table.title: [table.note, ""] if table.note else [] for table in tables}
-    blocks = {table.title: [*notes[table.title], *table.markdown()] for table in tables}
-    return with_blocks(page, "export.papers.calculator.tables", blocks)
+def _fragment(table: Table) -> str:
+    return f"#{re.sub(r'[^a-z]+', '-', table.title.lower())}" if table.title else ""
 
 
 def main() -> None:
     """Write the tables of the documents, and their figures."""
-    for path, tables in documents().items():
-        write_whole(path, written(path.read_text(), tables).encode())
-    views = {view.model: view.grids for view in read_records(RESULTS / "views", View).values()}
-    by_terms = errors_by_terms([*read_records(RESULTS / "models", ModelResult).values()])
-    write_figure(by_terms, RESULTS / "errors-by-terms.png")
-    write_figure(errors_by_operands(views), RESULTS / "errors-by-operands.png")
+    predicted().write(RESULTS / "predicted.json")
+    write_pages(pages())
+    for name, figure in figures_of(_models()).items():
+        write_figure(figure, RESULTS / f"{name}.png")
 
 
 if __name__ == "__main__":

@@ -20,14 +20,14 @@ from edge.files import write_whole
 from export.estimate.devices import DEFAULT_BOARD, board_mode
 from export.finetune import needed_data
 from export.models.transformer import LayerShape
-from export.papers.experiment import Table, read_records
+from export.papers.experiment import read_records
 from export.papers.frontier.records import DENSE, Answered, Record, frozen
-from export.reduce.device import Device, devices_of
-from export.reduce.grid import grid_of
+from export.reduce.device import Device
 from export.reduce.losses import measure_losses
 from export.reduce.options import reduction_progress
-from export.reduce.run import open_source, state_of
+from export.reduce.run import open_source
 from export.reduce.search import choose_shapes
+from export.report.table import Table, write_pages
 from export.training.options import DIRECTORY, imported_data_option
 from export.training.points import Point, PointTimes
 from export.training.runs import recorded
@@ -76,19 +76,18 @@ def plan_tiers(run: Path, data: Path, board: str, examples: int = _EXAMPLES) -> 
         run: an imported run of the model of the published families.
         data: texts, for the losses.
     """
-    opened = open_source(run, data, examples)
-    model, config, state = opened.model, opened.model.transformer.config, state_of(run, run)
-    grid = grid_of(config)
-    (even,) = devices_of([board_mode(board)], model, grid, [Point(*size) for size in _SIZES], state)
-    weights = [1 / times.of(config.layers) for times in even.times]
+    opened = open_source(run, data, run, examples)
+    dense, grid = opened.layers, opened.grid
+    with reduction_progress() as on_progress:
+        (even,) = opened.devices([board_mode(board)], [Point(*size) for size in _SIZES], "fp16", on_progress)
+        losses = measure_losses(opened.model, opened.data.train, grid, state=opened.state, on_progress=on_progress)
+    weights = [1 / times.of(dense) for times in even.times]
     fair = [Point(*size, weight) for size, weight in zip(_SIZES, weights, strict=True)]
     device = even._replace(points=tuple(fair))
     short = device._replace(points=device.points[:1], times=device.times[:1])
-    with reduction_progress() as on_progress:
-        losses = measure_losses(model, opened.data.train, grid, state=state, on_progress=on_progress)
     records = read_records(_RESULTS, Record).values()
     families = sorted((one.answered for one in records if one.answered), key=lambda one: (one.task, one.seed))
-    targets, dense = frozen({}).tiers, config.layers
+    targets = frozen({}).tiers
     rows = [_published(name, families, device) for name in (DENSE, *targets, *_CONTROLS)]
     plans: dict[str, Sequence[LayerShape | None]] = {
         f"layers {', '.join(map(str, kept))}": [shape if number in kept else None for number, shape in enumerate(dense)]
@@ -106,8 +105,8 @@ def plan_tiers(run: Path, data: Path, board: str, examples: int = _EXAMPLES) -> 
 
 def _published(name: str, families: Sequence[Answered], device: Device) -> BoardRow:
     """Return the mean times of a published run over the families that have it."""
-    found = [(family.layers[DENSE], family.layers[name]) for family in families if name in family.layers]
-    every = zip(*(device.at_points(dense, shapes) for dense, shapes in found), strict=True)
+    pairs = [(family.layers[DENSE], family.layers[name]) for family in families if name in family.layers]
+    every = zip(*(device.at_points(dense, shapes) for dense, shapes in pairs), strict=True)
     fields = ("milliseconds", "low_ms", "high_ms")
     points = tuple(
         msgspec.structs.replace(
@@ -115,8 +114,8 @@ def _published(name: str, families: Sequence[Answered], device: Device) -> Board
         )
         for same in every
     )
-    alike = {shapes for _, shapes in found}
-    return BoardRow(name, alike.pop() if len(alike) == 1 else (), len(found), points)
+    alike = {shapes for _, shapes in pairs}
+    return BoardRow(name, alike.pop() if len(alike) == 1 else (), len(pairs), points)
 
 
 def table_of(plans: BoardPlans) -> str:
@@ -143,13 +142,18 @@ def table_of(plans: BoardPlans) -> str:
         rows.append((row.name, *cells, "" if row.loss is None else f"{row.loss:.3f}", shapes))
     heads = ("tier", *(point.name for point in plans.rows[0].points), "loss", "layers")
     table = Table("", heads, rows).markdown()
-    table[1] = table[1].removesuffix("---: |") + "--- |"  # shapes are texts
     commands = (
         "fewheads import all-MiniLM-L6-v2 --out runs/minilm --data texts.txt",
         f"python -m export.papers.frontier.boards runs/minilm --for {plans.board}",
     )
     wrapped = (line for text in paragraphs for line in (*wrap(text, 120, break_long_words=False), ""))
     return "\n".join([f"# The published tiers on {plans.board}", "", *wrapped, *table, "", "```", *commands, "```", ""])
+
+
+def pages() -> dict[Path, str]:
+    """Return the document of each record."""
+    records = {path.with_suffix(".md"): path.read_bytes() for path in _BOARDS.glob("*.json")}
+    return {page: table_of(msgspec.json.decode(data, type=BoardPlans)) for page, data in records.items()}
 
 
 def _words(shape: LayerShape | None) -> str:
@@ -165,9 +169,9 @@ def _words(shape: LayerShape | None) -> str:
 def main(run: Path, data: Path | None, board: str) -> None:
     """Plan the published tiers for a board, and write a record and a table."""
     plans = plan_tiers(run, needed_data(recorded(run), None, data), board)
-    place = _BOARDS / board.replace(":", "-")
-    write_whole(place.with_suffix(".json"), msgspec.json.format(msgspec.json.encode(plans), indent=1) + b"\n")
-    write_whole(place.with_suffix(".md"), table_of(plans).encode())
+    record = msgspec.json.format(msgspec.json.encode(plans), indent=1) + b"\n"
+    write_whole(_BOARDS / f"{board.replace(':', '-')}.json", record)
+    write_pages(pages())
     click.echo(table_of(plans))
 
 

@@ -23,7 +23,7 @@ from edge.datatypes import Array
 from edge.errors import UsageError
 from edge.files import write_whole
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.bundle.accuracy import predict_file
+from export.bundle.accuracy import outputs_by_row, predictions_of
 from export.bundle.tier_files import static_int8
 from export.data.examples import HOLDOUT
 from export.data.tokens import Encoded, load_tokenizer
@@ -210,7 +210,8 @@ def answer(family: Family, inputs: Inputs, directory: Path, watch: Watch) -> Ans
             path = file_of(directory, (run, precision))
             write_whole(path, data)
             sizes[f"{run}/{precision}"] = len(data)
-            answers[run, precision] = predict_file(data, dev, subject=path.name, rows_at_once=False).answers
+            outputs = outputs_by_row(data, dev, subject=path.name, rows_at_once=False)
+            answers[run, precision] = predictions_of(outputs, dev.targets).answers
         if run != DENSE:
             answers[run, REDUCED] = read_matching(directory / reduced_name(run), "dev", dev.targets).answers
         watch.on_part("runs", done + 1, len(family.runs))
@@ -219,7 +220,7 @@ def answer(family: Family, inputs: Inputs, directory: Path, watch: Watch) -> Ans
         task=family.task,
         seed=family.seed,
         dense=dense,
-        holdout={run: found.score(task.headline) for run, found in holdout.items()},
+        holdout={run: predicted.score(task.headline) for run, predicted in holdout.items()},
         holdout_items=len(inputs.data.holdout.targets),
         items=len(dev.tokens),
         mean_tokens=float(dev.lengths.mean()),
@@ -264,8 +265,8 @@ def time_files(answered: Answered, inputs: Inputs, directory: Path, watch: Watch
         left_out = [None] * (len(answered.layers[DENSE]) - len(answered.layers[run]))
         layers = (*(LayerPlan(shape) for shape in answered.layers[run]), *left_out)
         plan = Plan(answered.dim, answered.layers[DENSE], layers)
-        for tokens, found in ((round(answered.mean_tokens), speedups), (FIXED_TOKENS, fixed_speedups)):
-            check_speedup(plan, tokens, found[run, precision] / found[DENSE, precision])
+        for tokens, ratios in ((round(answered.mean_tokens), speedups), (FIXED_TOKENS, fixed_speedups)):
+            check_speedup(plan, tokens, ratios[run, precision] / ratios[DENSE, precision])
     return Timed(
         speedups={"/".join(key): value for key, value in speedups.items()},
         fixed_speedups={"/".join(key): value for key, value in fixed_speedups.items()},
@@ -280,14 +281,14 @@ def _timed(runners: Mapping[Key, OnnxRuntimeRunner], dev: Encoded, seed: int, wa
     items = np.random.default_rng(seed).permutation(len(dev.tokens))[:_ITEMS]
     seconds = {key: np.zeros(len(items)) for key in runners}
     warm_up = items[:WARM_UP]
-    for place, item in enumerate(np.concatenate([warm_up, items]), -len(warm_up)):
+    for position, item in enumerate(np.concatenate([warm_up, items]), -len(warm_up)):
         feeds = feeds_of(dev, np.array([item]))
-        for key in turns(list(runners), place):
+        for key in turns(list(runners), position):
             started = time.perf_counter()
             runners[key].infer(feeds)
-            if place >= 0:
-                seconds[key][place] = time.perf_counter() - started
-        watch.on_part("items", max(0, place + 1), len(items))
+            if position >= 0:
+                seconds[key][position] = time.perf_counter() - started
+        watch.on_part("items", max(0, position + 1), len(items))
     return seconds
 
 

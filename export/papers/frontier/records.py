@@ -148,10 +148,10 @@ def control_name(frontier: FrontierSettings, strategy: Strategy) -> str:
 
 def frozen(changes: Mapping[str, Any], tasks: Sequence[str] = ()) -> FrontierSettings:
     """Return the committed settings with some fields of every task replaced, of these tasks or all, in their order."""
-    found = msgspec.json.decode(FROZEN.read_bytes(), type=FrontierSettings)
-    kept = [task for task in AVERAGED if task in (tasks or found.tasks)]
+    settings = msgspec.json.decode(FROZEN.read_bytes(), type=FrontierSettings)
+    kept = [task for task in AVERAGED if task in (tasks or settings.tasks)]
     return msgspec.structs.replace(
-        found, tasks={task: msgspec.structs.replace(found.tasks[task], **changes) for task in kept}
+        settings, tasks={task: msgspec.structs.replace(settings.tasks[task], **changes) for task in kept}
     )
 
 

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from export.papers.experiment import Experiment, Part, Table, read_records
+from export.papers.experiment import Experiment, Part, read_records
+from export.papers.frontier.figures import draw
 from export.papers.frontier.records import Family, Record, Settings, measured
 from export.papers.frontier.summary import Summary
-from export.papers.frontier.tables import draw, tables_of, text_of
+from export.papers.frontier.tables import tables_of, text_of
+from export.report.table import Table
 from export.training.watch import Watch
 
 if TYPE_CHECKING:
@@ -82,13 +84,13 @@ class Frontier(Experiment[Record]):
     def _summary(self, records: Mapping[str, Record]) -> Summary | None:
         """Return the summary of the measured families, task by task, which takes seconds; None without any."""
         if self._found is None:
-            found = []
+            families = []
             for task in self.settings.frontier.tasks:
                 names = [name for name in records if name.startswith(f"{task}-seed") and name + _TIMES in records]
                 for name in names:
                     answered, timed = records[name].answered, records[name + _TIMES].timed
                     assert answered
                     assert timed
-                    found.append(measured(answered, timed))
-            self._found = Summary(found, self.settings.frontier) if found else None
+                    families.append(measured(answered, timed))
+            self._found = Summary(families, self.settings.frontier) if families else None
         return self._found

@@ -11,13 +11,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import scipy.stats
 
 from edge.datatypes import Array
 from export.finetune.predictions import METRICS
 from export.finetune.text_tasks import TASKS
 from export.papers.frontier.records import DENSE, FP32, FrontierSettings, Key, Measured
-from export.training.intervals import Difference, PairedRuns, average_difference, resampled
+from export.training.intervals import Difference, Sample, average
 
 #: The model that all others are compared with.
 BASELINE: Key = (DENSE, FP32)
@@ -55,7 +54,7 @@ class Summary:
     def difference(self, key: Key, other: Key = BASELINE, tasks: Iterable[str] | None = None) -> Difference:
         """Return the mean difference of two files over tasks, by default the judged ones that have both."""
         names = self.tasks_of(key, other, judged=True) if tasks is None else tasks
-        return average_difference([self.tasks[name].minus(key, other) for name in names])
+        return average([self.tasks[name].minus(key, other) for name in names])
 
     def by_task(self, key: Key, other: Key = BASELINE) -> dict[str, Difference]:
         """Return the difference on each task that has both files."""
@@ -92,7 +91,7 @@ class TaskSummary:
         if TASKS[task].labels:
             constants = [self._metric(np.full_like(targets, label), targets) for label in np.unique(targets)]
             self.chance = 100 * float(max(constants))
-        self._resampled: dict[tuple[int, Key], Array] = {}
+        self._samples: dict[tuple[Key, tuple[int, ...]], Sample] = {}
 
     def having(self, *keys: Key) -> list[int]:
         """Return the numbers of the families that have files."""
@@ -100,32 +99,24 @@ class TaskSummary:
 
     def values(self, key: Key) -> Array:
         """Return the metric of a file times 100, by seed."""
-        return np.array([self._value(number, key) for number in self.having(key)])
+        return self._sample(key).by_seed
 
-    def minus(self, key: Key, other: Key) -> PairedRuns:
+    def minus(self, key: Key, other: Key) -> Sample:
         """Return the difference of two files over the seeds that have both."""
-        numbers = self.having(key, other)
-        by_seed = np.array([self._value(number, key) - self._value(number, other) for number in numbers])
-        drawn = np.mean([self._drawn(number, key) - self._drawn(number, other) for number in numbers], axis=0)
-        return PairedRuns(by_seed, drawn)
+        return self._sample(key, other).paired(self._sample(other, key))
 
     def is_above_chance(self) -> bool:
         """Return whether the lower bound of the dense model's one-sided 95 % interval is above chance."""
-        drawn = np.mean([self._drawn(number, BASELINE) for number in self.having(BASELINE)], axis=0)
-        values = self.values(BASELINE)
-        error = scipy.stats.t.ppf(0.95, len(values) - 1) * scipy.stats.sem(values) if len(values) > 1 else 0.0
-        return bool(values.mean() - np.hypot(values.mean() - np.quantile(drawn, 0.05), error) > self.chance)
+        return self._sample(BASELINE).is_above(self.chance)
 
-    def _value(self, number: int, key: Key) -> float:
-        family = self.families[number]
-        return 100 * float(self._metric(family.answers[key], family.targets))
-
-    def _drawn(self, number: int, key: Key) -> Array:
-        if (number, key) not in self._resampled:
-            family, generator = self.families[number], np.random.default_rng(self._seed)
-            drawn = resampled(self._metric, family.answers[key], family.targets, generator=generator)
-            self._resampled[number, key] = 100 * drawn
-        return self._resampled[number, key]
+    def _sample(self, key: Key, *others: Key) -> Sample:
+        """Return the metric of a file times 100, over the seeds that have it and others."""
+        numbers = tuple(self.having(key, *others))
+        if (key, numbers) not in self._samples:
+            answers = [self.families[number].answers[key] for number in numbers]
+            metric, targets = lambda *arrays: 100 * self._metric(*arrays), self.families[0].targets
+            self._samples[key, numbers] = Sample.of_answers(metric, answers, targets, self._seed)
+        return self._samples[key, numbers]
 
 
 def geometric(ratios: Array) -> float:

@@ -1,10 +1,9 @@
-"""Tables and the figure of a frontier, for its report, README and LIMITS."""
+"""Tables of a frontier, for its report, README and LIMITS."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,16 +14,11 @@ from export.estimate.sizes import USUAL_BATCHES, USUAL_LENGTHS
 from export.estimate.work import transformer_work
 from export.finetune.text_tasks import TASKS
 from export.models.transformer import LayerShape, TransformerConfig
-from export.papers.experiment import Table
 from export.papers.frontier.records import DENSE, FP32, INT8, REDUCED, STATIC, Key
 from export.papers.frontier.summary import BASELINE, Summary, geometric
-from export.report.drawing import finish_axes, new_figure, plot_points
+from export.report.table import Table
 from export.training.intervals import Difference, with_interval
 from export.training.provenance import described
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 #: The product's aims for the judged tasks: a tier's precision, its speed-up, and the points it may lose.
 AIMS = {
@@ -46,86 +40,86 @@ _MARGIN = 1.0
 PAPER = {FP32: (1.76, -0.2), INT8: (2.3, -0.5)}
 
 
-def text_of(found: Summary) -> str:
+def text_of(summary: Summary) -> str:
     """Return the conditions, and the table of the first screen."""
     seeds = []
-    for name, task in found.tasks.items():
+    for name, task in summary.tasks.items():
         first, number = task.families[0].answered, len(task.families)
         counted = f"{number} seed{'s' * (number > 1)}"
         seeds.append(f"{name} (n = {first.items:,}, {counted}, {first.mean_tokens:.0f} tokens)")
-    several = any(len(task.families) > 1 for task in found.tasks.values())
-    trained = {one.gpu or described([one.processor])[0] for one in (family.answered for family in found.families)}
+    several = any(len(task.families) > 1 for task in summary.tasks.values())
+    trained = {one.gpu or described([one.processor])[0] for one in (family.answered for family in summary.families)}
     lines = [
-        f"Tasks: {', '.join(seeds)}. ONNX Runtime, one thread, batch 1, timed on {', '.join(_processors(found))}; "
+        f"Tasks: {', '.join(seeds)}. ONNX Runtime, one thread, batch 1, timed on {', '.join(processors(summary))}; "
         f"trained on {', '.join(sorted(trained))}. Differences are paired, in points, with 95 % intervals over items"
         f"{' and seeds' if several else ''}."
     ]
-    if not found.above_chance:
+    if not summary.above_chance:
         none = "On none of these tasks is the dense model better than chance"
         lines += ["", f"{none}, so the differences support no claim."]
-    elif without := _without(found):
+    elif without := _without(summary):
         reason = "where the dense model is not significantly better than chance"
         lines += ["", f"Averages are{without}, {reason}, unless their column says otherwise."]
-    return "\n".join([*lines, "", *headline(found).markdown()])
+    return "\n".join([*lines, "", *headline(summary).markdown()])
 
 
-def headline(found: Summary) -> Table:
+def headline(summary: Summary) -> Table:
     """Return the table of the first screen: dense and tiers, predicted on a Jetson, then as measured."""
     rows: list[list[object]] = []
-    for run in [run for run in (DENSE, *found.settings.tiers) if (run, FP32) in found.keys]:
-        cells: list[object] = [run, ", ".join(f"{faster:.1f}×" for *_, faster in predictions(found, run).values())]
+    for run in [run for run in (DENSE, *summary.settings.tiers) if (run, FP32) in summary.keys]:
+        cells: list[object] = [run, ", ".join(f"{faster:.1f}×" for *_, faster in predictions(summary, run).values())]
         for precision in (FP32, INT8):
             key = run, precision
-            lost = "–" if key == BASELINE else _lost(found.difference(key)) if key in found.keys else ""
-            cells += [f"{geometric(found.speedups(key)):.1f}×" if key in found.keys else "", lost]
+            lost = "–" if key == BASELINE else _lost(summary.difference(key)) if key in summary.keys else ""
+            cells += [f"{geometric(summary.speedups(key)):.1f}×" if key in summary.keys else "", lost]
         rows.append(cells)
     heads = ("model", "on a Jetson, FP16, predicted", "on x86, FP32", "score lost", "on x86, INT8", "score lost")
     return Table("", heads, rows)
 
 
-def tables_of(found: Summary) -> list[Table]:
+def tables_of(summary: Summary) -> list[Table]:
     """Return the tables of the report behind the first one."""
-    files = [key for key in found.keys if key[1] not in (STATIC, REDUCED)]
+    files = [key for key in summary.keys if key[1] not in (STATIC, REDUCED)]
     return [
-        Table("Aims", ("aim", "", "speed", "points lost", "upper bound"), list(_aims(found)), 2),
-        _controls("The search against simple reductions of the same speed", found, FP32),
-        _changes("Before distillation", "points against dense", found, REDUCED, lambda run: BASELINE),
-        _controls("The search against simple reductions, before distillation", found, REDUCED),
-        _changes("Static INT8, for TensorRT", "points against its FP32", found, STATIC, lambda run: (run, FP32)),
-        _files(found, files),
-        _board(found),
+        Table("Aims", ("aim", "", "speed", "points lost", "upper bound"), list(_aims(summary)), 2),
+        _controls("The search against simple reductions of the same speed", summary, FP32),
+        _changes("Before distillation", "points against dense", summary, REDUCED, lambda run: BASELINE),
+        _controls("The search against simple reductions, before distillation", summary, REDUCED),
+        _changes("Static INT8, for TensorRT", "points against its FP32", summary, STATIC, lambda run: (run, FP32)),
+        _files(summary, files),
+        _board(summary),
         Table(
             "The dense model against published results",
             ("task", "metric × 100", "dense, here", "MiniLM-L6-H384"),
             [
-                (name, TASKS[name].headline, f"{found.tasks[name].values(BASELINE).mean():.1f}", PUBLISHED.get(name))
-                for name in found.tasks_of(BASELINE)
+                (name, TASKS[name].headline, f"{summary.tasks[name].values(BASELINE).mean():.1f}", PUBLISHED.get(name))
+                for name in summary.tasks_of(BASELINE)
             ],
             2,
         ),
-        Table("Task by task", ("run", "precision", *found.tasks), list(_by_task(found, files)), 2),
+        Table("Task by task", ("run", "precision", *summary.tasks), list(_by_task(summary, files)), 2),
     ]
 
 
-def controls(found: Summary, form: str) -> list[tuple[Key, Key]]:
+def controls(summary: Summary, form: str) -> list[tuple[Key, Key]]:
     """Return the searched tier and each control, before or after distillation."""
-    tier = found.settings.control_tier
-    runs = [run for run, precision in found.keys if precision == FP32 and run.startswith(f"{tier}-")]
-    return [((tier, form), (run, form)) for run in runs if (run, form) in found.keys]
+    tier = summary.settings.control_tier
+    runs = [run for run, precision in summary.keys if precision == FP32 and run.startswith(f"{tier}-")]
+    return [((tier, form), (run, form)) for run in runs if (run, form) in summary.keys]
 
 
-def predictions(found: Summary, run: str) -> dict[str, tuple[float, float, float, float]]:
+def predictions(summary: Summary, run: str) -> dict[str, tuple[float, float, float, float]]:
     """Return the latency in FP16 on a Jetson, its band, and the speed over the dense model, by input.
 
     By the sizes of layers; means over the families that have the run, geometric ones of speeds.
     """
-    having = [one.answered for one in found.families if run in one.answered.layers]
+    having = [one.answered for one in summary.families if run in one.answered.layers]
     cells = {}
     for tokens, rows in product(USUAL_LENGTHS, USUAL_BATCHES):
-        ours, dense = ([_predicted(one.dim, one.layers[name], tokens, rows) for one in having] for name in (run, DENSE))
-        faster = [theirs.milliseconds / mine.milliseconds for theirs, mine in zip(dense, ours, strict=True)]
+        here, dense = ([_predicted(one.dim, one.layers[name], tokens, rows) for one in having] for name in (run, DENSE))
+        faster = [theirs.milliseconds / mine.milliseconds for theirs, mine in zip(dense, here, strict=True)]
         low, mean, high = (
-            np.mean([getattr(one, name) for one in ours]) for name in ("low_ms", "milliseconds", "high_ms")
+            np.mean([getattr(one, name) for one in here]) for name in ("low_ms", "milliseconds", "high_ms")
         )
         cells[f"{tokens} tokens, batch {rows}"] = float(mean), float(low), float(high), geometric(np.array(faster))
     return cells
@@ -136,77 +130,80 @@ def _predicted(dim: int, layers: tuple[LayerShape, ...], tokens: int, rows: int)
     return predict(transformer_work(config, tokens, rows), None, DEFAULT_BOARD.mode)
 
 
-def _aims(found: Summary) -> Iterator[tuple[str, ...]]:
+def _aims(summary: Summary) -> Iterator[tuple[str, ...]]:
     for key, (speedup, most) in AIMS.items():
-        if key in found.keys:
-            speed, difference = geometric(found.speedups(key)), found.difference(key)
-            has_vnni = all("VNNI" in one for one in _processors(found))
+        if key in summary.keys:
+            speed, difference = geometric(summary.speedups(key)), summary.difference(key)
+            has_vnni = all("VNNI" in one for one in processors(summary))
             slow = "too slow" if key[1] == FP32 or has_vnni else "needs VNNI"
             verdict = _verdict(difference, most) if speed >= speedup else slow
             yield f"{key[1].upper()} {speedup:.1f}× at {most}", verdict, f"{speed:.2f}", *_worst(difference)
-    for run in [run for run, precision in found.keys if precision == STATIC]:
-        difference = found.difference((run, STATIC), (run, FP32))
+    for run in [run for run, precision in summary.keys if precision == STATIC]:
+        difference = summary.difference((run, STATIC), (run, FP32))
         wanted = f"static INT8 of {run} at {_STATIC_AIM} below its FP32"
         yield wanted, _verdict(difference, _STATIC_AIM), "", *_worst(difference)
-    for search, control in controls(found, FP32):
-        difference = found.difference(search, control)
-        speed = geometric(found.speedups(search, control, judged=True))
-        aim, verdict = f"ahead of {_strategy(found, control)}", _verdict(difference, 0, margin=0)
+    for search, control in controls(summary, FP32):
+        difference = summary.difference(search, control)
+        speed = geometric(summary.speedups(search, control, judged=True))
+        aim, verdict = f"ahead of {_strategy(summary, control)}", _verdict(difference, 0, margin=0)
         yield aim, verdict, f"{speed:.2f}", *_worst(difference)
 
 
-def _controls(title: str, found: Summary, form: str) -> Table:
+def _controls(title: str, summary: Summary, form: str) -> Table:
     rows = []
-    for search, control in controls(found, form):
-        names = found.tasks_of(search, control, judged=True)
-        seeds = ", ".join(f"{name} {len(found.tasks[name].having(search, control))}" for name in names)
+    for search, control in controls(summary, form):
+        names = summary.tasks_of(search, control, judged=True)
+        seeds = ", ".join(f"{name} {len(summary.tasks[name].having(search, control))}" for name in names)
         # A reduced model is as fast before its distillation, so both have the times of FP32.
         fast, slow = ((run, FP32) for run, _ in (search, control))
-        speeds = geometric(found.speedups(fast, slow, judged=True)), geometric(found.speedups(slow, fast, judged=True))
-        ahead = found.difference(search, control), found.by_task(search, control)
-        cells = (_strategy(found, control), seeds, *(f"{speed:.2f}" for speed in speeds), _signed(ahead[0]))
-        rows.append((*cells, *_cells(ahead[1], found.judged)))
-    heads = ("control", "seeds", "speed of the search", "of the control", "points ahead", *found.judged)
+        speeds = (
+            geometric(summary.speedups(fast, slow, judged=True)),
+            geometric(summary.speedups(slow, fast, judged=True)),
+        )
+        ahead = summary.difference(search, control), summary.by_task(search, control)
+        cells = (_strategy(summary, control), seeds, *(f"{speed:.2f}" for speed in speeds), _signed(ahead[0]))
+        rows.append((*cells, *_cells(ahead[1], summary.judged)))
+    heads = ("control", "seeds", "speed of the search", "of the control", "points ahead", *summary.judged)
     return Table(title, heads, rows, 2)
 
 
-def _changes(title: str, head: str, found: Summary, form: str, other_of: Callable[[str], Key]) -> Table:
+def _changes(title: str, head: str, summary: Summary, form: str, other_of: Callable[[str], Key]) -> Table:
     rows = []
-    for key in [key for key in found.keys if key[1] == form]:
+    for key in [key for key in summary.keys if key[1] == form]:
         other = other_of(key[0])
-        average = _signed(found.difference(key, other)) if found.is_complete(key, other) else ""
-        rows.append((key[0], average, *_cells(found.by_task(key, other), found.tasks)))
-    return Table(title, ("run", f"{head}{_without(found)}", *found.tasks), rows)
+        average = _signed(summary.difference(key, other)) if summary.is_complete(key, other) else ""
+        rows.append((key[0], average, *_cells(summary.by_task(key, other), summary.tasks)))
+    return Table(title, ("run", f"{head}{_without(summary)}", *summary.tasks), rows)
 
 
-def _files(found: Summary, files: Iterable[Key]) -> Table:
+def _files(summary: Summary, files: Iterable[Key]) -> Table:
     heads = ["run", "precision", "speed, dev as it is", "at 128 tokens", "against dense INT8", "average"]
-    heads += ["points, all tasks", f"points{_without(found)}", "against its FP32"]
+    heads += ["points, all tasks", f"points{_without(summary)}", "against its FP32"]
     rows = []
     for key in files:
-        ratios, names = found.speedups(key), found.tasks_of(key)
+        ratios, names = summary.speedups(key), summary.tasks_of(key)
         over_all = ("", "")  # an average of other tasks says nothing
-        if len(names) == len(found.tasks):
-            average = float(np.mean([found.tasks[name].values(key).mean() for name in names]))
-            over_all = f"{average:.1f}", _signed(found.difference(key, tasks=names))
+        if len(names) == len(summary.tasks):
+            average = float(np.mean([summary.tasks[name].values(key).mean() for name in names]))
+            over_all = f"{average:.1f}", _signed(summary.difference(key, tasks=names))
         rows.append(
             (
                 *key,
                 f"{geometric(ratios):.2f} ({ratios.min():.2f} … {ratios.max():.2f})",
-                f"{geometric(found.speedups(key, fixed=True)):.2f}",
-                f"{geometric(ratios / found.speedups((DENSE, INT8), key)):.2f}",
+                f"{geometric(summary.speedups(key, fixed=True)):.2f}",
+                f"{geometric(ratios / summary.speedups((DENSE, INT8), key)):.2f}",
                 *over_all,
-                _signed(found.difference(key)) if found.is_complete(key) else "",
-                "" if key[1] == FP32 else _signed(found.difference(key, (key[0], FP32))),
+                _signed(summary.difference(key)) if summary.is_complete(key) else "",
+                "" if key[1] == FP32 else _signed(summary.difference(key, (key[0], FP32))),
             )
         )
     return Table("All files of ONNX Runtime", heads, rows, 2)
 
 
-def _board(found: Summary) -> Table:
+def _board(summary: Summary) -> Table:
     rows, heads = [], ["run"]
-    for run in dict.fromkeys(run for run, precision in found.keys if precision == FP32):
-        cells = predictions(found, run)
+    for run in dict.fromkeys(run for run, precision in summary.keys if precision == FP32):
+        cells = predictions(summary, run)
         heads = ["run", *cells]
         shown = (f"{ms:.2f} ({low:.2f} … {high:.2f}), {faster:.2f}×" for ms, low, high, faster in cells.values())
         rows.append((run, *shown))
@@ -218,27 +215,28 @@ def _board(found: Summary) -> Table:
     return Table("Predicted on a Jetson", heads, rows, note=note)
 
 
-def _by_task(found: Summary, files: Iterable[Key]) -> Iterator[tuple[str, ...]]:
-    yield "chance", "", *(f"{task.chance:.1f}" for task in found.tasks.values())
+def _by_task(summary: Summary, files: Iterable[Key]) -> Iterator[tuple[str, ...]]:
+    yield "chance", "", *(f"{task.chance:.1f}" for task in summary.tasks.values())
     for key in files:
-        differences = found.by_task(key)
+        differences = summary.by_task(key)
         cells = []
-        for name, task in found.tasks.items():
+        for name, task in summary.tasks.items():
             change = f", {_signed(differences[name])}" if key != BASELINE and name in differences else ""
             cells.append(f"{task.values(key).mean():.1f}{change}" if task.having(key) else "")
         yield *key, *cells
 
 
-def _processors(found: Summary) -> tuple[str, ...]:
-    return described(family.timed.processor for family in found.families)
+def processors(summary: Summary) -> tuple[str, ...]:
+    """Return the names of the processors that timed."""
+    return described(family.timed.processor for family in summary.families)
 
 
-def _strategy(found: Summary, control: Key) -> str:
-    return control[0].removeprefix(f"{found.settings.control_tier}-")
+def _strategy(summary: Summary, control: Key) -> str:
+    return control[0].removeprefix(f"{summary.settings.control_tier}-")
 
 
-def _without(found: Summary) -> str:
-    left_out = ", ".join(name for name in found.tasks if name not in found.judged)
+def _without(summary: Summary) -> str:
+    left_out = ", ".join(name for name in summary.tasks if name not in summary.judged)
     return f" without {left_out}" if left_out else ""
 
 
@@ -265,47 +263,3 @@ def _signed(difference: Difference) -> str:
 def _lost(difference: Difference) -> str:
     low, high = difference.interval
     return with_interval(-difference.value, (-high, -low), lambda value: f"{value:.1f}".replace("-0.0", "0.0"))
-
-
-def draw(found: Summary) -> Figure:
-    """Draw the differences to dense FP32 over the speed-ups; bars are 95 % intervals, thin lines are tasks.
-
-    Controls that lack one of the judged tasks are left out, since their average is that of others.
-    """
-    figure = new_figure(6.0 * len(PAPER), 4.5, without="give --no-plots")
-    panels = figure.subplots(1, len(PAPER), sharey=True)
-    for axes, precision in zip(panels, PAPER, strict=True):
-        _panel(axes, found, precision)
-    panels[0].set_ylabel("points lost or won against dense FP32")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
-    tasks = ", ".join(f"{name} ({len(found.tasks[name].families)})" for name in found.judged)
-    where = ", ".join(_processors(found))
-    figure.suptitle(f"Tasks (seeds): {tasks}; ONNX Runtime, one thread, batch 1, {where}")
-    return figure
-
-
-def _panel(axes: Axes, found: Summary, precision: str) -> None:
-    runs = [run for run, form in found.keys if form == precision]
-    tiers = [(run, precision) for run in runs if run in (DENSE, *found.settings.tiers)]
-    speeds = {key: geometric(found.speedups(key)) for key in tiers}
-    for name in found.judged:
-        having = [key for key in tiers if found.tasks[name].having(key)]
-        points = [(speeds[key], found.difference(key, tasks=[name]).value) for key in having]
-        axes.plot(*zip(*points, strict=True), ".-", linewidth=0.8, alpha=0.5, label=name)
-    _with_bars(axes, found, tiers, fmt="o-", label="average", color="black")
-    controls = [(run, precision) for run in runs if run not in (DENSE, *found.settings.tiers)]
-    for number, key in enumerate(key for key in controls if found.is_complete(key)):
-        name = key[0].removeprefix(f"{found.settings.control_tier}-")
-        _with_bars(axes, found, [key], fmt="sDv^P"[number % 5], label=name, color=f"C{5 + number}", markersize=5)
-    for key in tiers:
-        at = (speeds[key], found.difference(key).value)
-        axes.annotate(key[0], at, xytext=(6, 6), textcoords="offset points")
-    axes.plot(*PAPER[precision], "x", color="C3", markersize=9, label="paper 002 claims")
-    axes.axhline(0, color="0.7", linewidth=0.8)
-    finish_axes(axes, legend=False, title=precision.upper(), xlabel="times as fast as dense FP32, dev as it is")
-
-
-def _with_bars(axes: Axes, found: Summary, keys: list[Key], **style: Any) -> None:
-    differences = [found.difference(key) for key in keys]
-    speeds = [geometric(found.speedups(key)) for key in keys]
-    plot_points(axes, speeds, [one.value for one in differences], [one.interval for one in differences], **style)

@@ -165,8 +165,8 @@ def predict_after(predict: Predict, xs: Tensor, ys: Tensor, pairs: Sequence[int]
 
 def _each(make: Callable[[], Any], pairs: Pairs) -> Tensor:
     arrays = (tensor.numpy() for tensor in pairs)
-    found = [float(make().fit(xs, ys).predict(point[None])[0]) for xs, ys, point in zip(*arrays, strict=True)]
-    return torch.tensor(found, dtype=torch.float64)
+    predictions = [float(make().fit(xs, ys).predict(point[None])[0]) for xs, ys, point in zip(*arrays, strict=True)]
+    return torch.tensor(predictions, dtype=torch.float64)
 
 
 def _network(weights: Sequence[Tensor], x: Tensor) -> Tensor:

@@ -7,26 +7,27 @@ no INT8: its rounding is a noise that never settles, see RESULTS.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import torch
 
-from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden, check_outputs
-from edge.bundles.manifest import Artifact, Manifest, Measure, Profile, Tier
+from edge.bundles.manifest import Manifest, Measure, Profile, Tier
 from edge.bundles.programs import LoopProgram
 from edge.datatypes import Array, TensorSpec
 from edge.errors import Raw, UsageError
 from edge.programs.loop import Loop, LoopRunners
 from edge.programs.program import LoopLimits, Options
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from export.bundle.exported import FULL, Exported
+from export.bundle.accuracy import in_tier
+from export.bundle.exportable import Contents, File, OnRows
+from export.bundle.exported import FULL, RUNTIMES
 from export.bundle.fewest_kernels import fewest_kernels
-from export.bundle.latencies import with_latencies
-from export.bundle.tier_files import allowed_tolerance, worst_tolerance
-from export.models.convert import OPSET, golden_of, largest_difference
+from export.bundle.tier_files import checked_file, worst_tolerance
+from export.models.convert import golden_of
 from export.papers.looped import PREFIX
 from export.papers.looped.model import (
     EMBED_OUTPUTS,
@@ -67,83 +68,77 @@ _GOLDEN_LOOPS = 4  # before the golden step, so that its state is one of a loop 
 _NUMBERS = tuple(TensorSpec(name, "FP32", (-1, 1)) for name in STEP_OUTPUTS[1:])
 
 
-def export_looped(
-    runs: Sequence[Path],
-    repository: str | Path,
-    *,
-    tiers: Sequence[str] = (FULL,),
-    version: int = 1,
-    replace: bool = False,
-) -> Exported:
-    """Write the bundle of some runs to ``repository/looped-FUNCTION-VERSION``.
+class LoopedRuns(NamedTuple):
+    """Looped runs of one function class: an :class:`export.bundle.exportable.Exportable`.
 
-    Args:
-        runs: of one function class, the full model first.
+    Attributes:
+        runs: the full model first.
         tiers: a name for each run.
-
-    Raises:
-        UsageError: a model is not looped, or runs have prompts of different sizes.
-        GoldenError: ONNX Runtime's outputs differ from torch's by more than the tolerance.
+        artifacts: of :data:`export.bundle.exported.RUNTIMES`.
     """
-    files, differences, loops = dict[str, bytes](), dict[str, float](), dict[str, float]()
-    made, measures = list[Tier](), list[Measure]()
-    loaded = [load_run(run) for run in runs]
-    config = loaded[0][0].config
-    function = loaded[0][1].arguments["function"]
-    for run, tier, (model, _, metrics) in zip(runs, tiers, loaded, strict=True):
-        shape = model.config
-        if shape.injection is None:
-            given, fix = Raw("an unlooped model"), "Train one without --unlooped."
-            raise UsageError(f"run {run}", given=given, expected="a looped model", fix=fix)
-        if (shape.points, shape.dims) != (config.points, config.dims):
-            given = Raw(f"{shape.points} points of {shape.dims} dimensions")
-            expected = f"{config.points} points of {config.dims}, as in {runs[0]}"
-            raise UsageError(f"run {run}", given=given, expected=expected, fix="Make a bundle for each of them.")
-        made.append(_tier(model, function, tier, files, differences, loops))
-        suffix = f", tier {tier}" if len(runs) > 1 else ""
-        measures += (msgspec.structs.replace(one, split=f"{one.split}{suffix}") for one in metrics.measures)
-    name = f"{PREFIX}{function}"
-    specs, profile = _client_inputs(config)
-    manifest = Manifest(
-        name=name,
-        version=version,
-        description=f"Looped transformer of paper 003: {function} functions of {config.dims} dimensions in context",
-        inputs=specs,
-        outputs=(*_NUMBERS, TensorSpec("loops", "INT32", (-1, 1))),
-        max_batch_size=_MAX_BATCH_SIZE,
-        profile=profile,
-        tiers=tuple(made),
-        golden=f"{tiers[0]}.golden.npz",
-        files={},
-        provenance=loaded[0][1].provenance,
-        program=PROGRAM,
-        measures=tuple(measures),
-    )
-    manifest = with_latencies(manifest, files, loops=loops)
-    written = write_bundle(Path(repository) / f"{name}-{version}", manifest, files, replace=replace)
-    return Exported.of(written, differences)
+
+    runs: Sequence[Path]
+    tiers: Sequence[str] = (FULL,)
+    artifacts: Sequence[str] = RUNTIMES
+
+    def contents(self, on_rows: OnRows | None) -> Contents:
+        """See :class:`export.bundle.exportable.Exportable`; the measures are always those of the runs.
+
+        Raises:
+            UsageError: a model is not looped, or runs have prompts of different sizes.
+        """
+        files, loops = dict[str, File](), dict[str, float]()
+        made, measures = list[Tier](), list[Measure]()
+        loaded = [load_run(run) for run in self.runs]
+        config, record = loaded[0][0].config, loaded[0][1]
+        function = record.arguments["function"]
+        for run, tier, (model, _, metrics) in zip(self.runs, self.tiers, loaded, strict=True):
+            shape = model.config
+            if shape.injection is None:
+                given, fix = Raw("an unlooped model"), "Train one without --unlooped."
+                raise UsageError(f"run {run}", given=given, expected="a looped model", fix=fix)
+            if (shape.points, shape.dims) != (config.points, config.dims):
+                given = Raw(f"{shape.points} points of {shape.dims} dimensions")
+                expected = f"{config.points} points of {config.dims}, as in {self.runs[0]}"
+                raise UsageError(f"run {run}", given=given, expected=expected, fix="Make a bundle for each of them.")
+            made.append(_tier(model, function, tier, self.artifacts, files, loops))
+            measures += in_tier(metrics.measures, tier) if len(self.runs) > 1 else metrics.measures
+        specs, profile = _client_inputs(config)
+        manifest = Manifest(
+            name=f"{PREFIX}{function}",
+            version=1,
+            description=f"Looped transformer of paper 003: {function} functions of {config.dims} dimensions in context",
+            inputs=specs,
+            outputs=(*_NUMBERS, TensorSpec("loops", "INT32", (-1, 1))),
+            max_batch_size=_MAX_BATCH_SIZE,
+            profile=profile,
+            tiers=tuple(made),
+            golden=f"{self.tiers[0]}.golden.npz",
+            files={},
+            provenance=record.provenance,
+            program=PROGRAM,
+            measures=tuple(measures),
+        )
+        return Contents(manifest, files, loops)
 
 
 def usual_steps(plain: bytes) -> dict[str, tuple[str, bytes]]:
     """Return precision and file of a step graph by runtime: FP32 for ONNX Runtime, and FP16 for TensorRT."""
-    return {
-        "onnxruntime": ("fp32", fused(plain)),
-        "tensorrt": ("fp16", half(fewest_kernels(plain), fp32_head=True)),
-    }
+    return {"onnxruntime": ("fp32", fused(plain)), "tensorrt": ("fp16", half(fewest_kernels(plain), fp32_head=True))}
 
 
 def _tier(
     model: PromptTransformer,
     function: str,
     name: str,
-    files: dict[str, bytes],
-    differences: dict[str, float],
+    runtimes: Sequence[str],
+    files: dict[str, File],
     loops: dict[str, float],
 ) -> Tier:
     """Return the tier of a model, whose files agree with torch within their precision, or raise a GoldenError.
 
     Args:
-        files, differences: get its files, and the largest difference of each ONNX file to torch.
+        files: gets its files.
         loops: gets the mean of the golden prompts on ONNX Runtime.
     """
     config, embed, plain = model.config, embed_onnx(model), step_onnx(model)
@@ -154,46 +149,34 @@ def _tier(
             state = model.step(state, prompt)
     last = np.full((_GOLDEN_ROWS, 1), state.shape[1] - 1, np.int64)
     step_inputs = dict(zip(STEP_INPUTS, (state.numpy(), prompt.numpy(), last), strict=True))
+    goldens = {part: f"{name}.{part}.golden.npz" for part in ("embed", "step")}
     embed_golden = golden_of(Embed(model), inputs, EMBED_OUTPUTS)
     step_golden = golden_of(StepGraph(model), step_inputs, STEP_OUTPUTS)
-    embed_file = f"{name}.embed.onnx"
-    worst = worst_tolerance(embed_golden, "fp32")
-    differences[embed_file] = largest_difference(embed, embed_golden, worst, embed_file)
     states = tuple(TensorSpec(key, "FP32", (-1, -1, config.dim)) for key in ("prompt", "state"))
     specs, profile = _client_inputs(config)
-    artifacts = [
-        Artifact(
-            file=embed_file, runtime="any", precision="fp32", opset=OPSET, role="embed", inputs=specs,
-            tolerance=allowed_tolerance(embed_golden, "fp32", differences[embed_file]), outputs=states, profile=profile,
-            golden=f"{name}.embed.golden.npz",
-        )
-    ]  # fmt: skip
-    files |= {
-        f"{name}.golden.npz": loop_golden.encode(),
-        f"{name}.embed.golden.npz": embed_golden.encode(),
-        f"{name}.step.golden.npz": step_golden.encode(),
-        embed_file: embed,
-    }
+    first = checked_file(
+        embed, embed_golden, f"{name}.embed.onnx", "any", "fp32", role="embed", inputs=specs, outputs=states,
+        profile=profile, golden=goldens["embed"],
+    )  # fmt: skip
+    files |= {f"{name}.golden.npz": loop_golden, goldens["embed"]: embed_golden, goldens["step"]: step_golden}
+    files[first.artifact.file], artifacts = first, [first.artifact]
     tokens = _profile((3, config.dim), (2 * config.points - 1, config.dim))
     for runtime, (precision, data) in usual_steps(plain).items():
+        if runtime not in runtimes:
+            continue
         file = f"{name}.step.{runtime}.{precision}.onnx"
-        files[file], worst = data, worst_tolerance(step_golden, precision)
         # The same tolerance holds for one step and for a whole loop.
-        outputs = _loop(embed, data, inputs, -1.0)
+        outputs, worst = _loop(embed, data, inputs, -1.0), worst_tolerance(step_golden, precision)
         whole = check_outputs(outputs, loop_golden, worst, f"{file}, {_MAX_LOOPS} loops").max_abs_diff
-        differences[file] = max(largest_difference(data, step_golden, worst, file), whole)
+        files[file] = step = checked_file(
+            data, step_golden, file, runtime, precision, least=whole, role="step", golden=goldens["step"],
+            inputs=(*states, TensorSpec("last", "INT64", (-1, 1))),
+            outputs=(TensorSpec(STEP_OUTPUTS[0], "FP32", (-1, -1, config.dim)), *_NUMBERS),
+            profile={"state": tokens, "prompt": tokens, "last": _profile((1,), (1,))},
+        )  # fmt: skip
+        artifacts.append(step.artifact)
         if name not in loops:
             loops[name] = float(_loop(embed, data, inputs, PROGRAM.tolerance)["loops"].mean())
-        artifacts.append(
-            Artifact(
-                file=file, runtime=runtime, precision=precision, opset=OPSET, role="step",
-                tolerance=allowed_tolerance(step_golden, precision, differences[file]),
-                inputs=(*states, TensorSpec("last", "INT64", (-1, 1))),
-                outputs=(TensorSpec(STEP_OUTPUTS[0], "FP32", (-1, -1, config.dim)), *_NUMBERS),
-                profile={"state": tokens, "prompt": tokens, "last": _profile((1,), (1,))},
-                golden=f"{name}.step.golden.npz",
-            )
-        )  # fmt: skip
     return Tier(name=name, artifacts=tuple(artifacts), golden=f"{name}.golden.npz")
 
 
@@ -217,13 +200,12 @@ def _golden(model: PromptTransformer, function: str) -> tuple[dict[str, Array], 
 
 def _loop(embed: bytes, step: bytes, inputs: dict[str, Array], tolerance: float) -> dict[str, Array]:
     """Run the loops of some prompts on ONNX Runtime; no residual is below a negative tolerance."""
-    runners = [OnnxRuntimeRunner(data, subject="a graph of a loop") for data in (embed, step)]
-    try:
+    with ExitStack() as stack:
+        runners = [OnnxRuntimeRunner(data, subject="a graph of a loop") for data in (embed, step)]
+        for runner in runners:
+            stack.callback(runner.close)
         loop = Loop(PROGRAM, {FULL: LoopRunners(*runners)})
         return dict(loop.compute(inputs, Options(FULL, LoopLimits(_MAX_LOOPS, tolerance))).outputs)
-    finally:
-        for runner in runners:
-            runner.close()
 
 
 def _client_inputs(config: PromptConfig) -> tuple[tuple[TensorSpec, ...], dict[str, Profile]]:

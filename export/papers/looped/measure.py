@@ -132,11 +132,11 @@ def measure(task: Task, number: int, loops: int) -> TaskResult:
     for name, runs in task.groups.items():
         errors[name] = np.stack([pair_errors(run.model, prompts, run.loops) for run in runs]) / normaliser
         if runs[0].looped:
-            found = [error_path(run.model, prompts, loops) for run in runs]
-            curves = [_floats(path.predictions.mean(axis=1) / normaliser) for path in found]
+            trajectories = [error_path(run.model, prompts, loops) for run in runs]
+            curves = [_floats(path.predictions.mean(axis=1) / normaliser) for path in trajectories]
             by_loops[name] = _floats(np.mean(curves, axis=0))
             if name == looped:
-                paths = found
+                paths = trajectories
                 by_loops |= {run.name: curve for run, curve in zip(runs, curves, strict=True) if len(runs) > 1}
         last = errors[name][:, :, -1]
         groups.append(
@@ -165,13 +165,13 @@ def measure(task: Task, number: int, loops: int) -> TaskResult:
 
 
 def _ratio(errors: Mapping[str, Array], looped: str, other: str, has_seeds: bool) -> Ratio:
-    ours, theirs = errors[looped], errors[other]
+    here, there = errors[looped], errors[other]
     after_all = overall = None
-    if theirs[:, :, -1].mean() > _ROUNDING:
-        after_all = _sample(ours[:, :, -1]).over(_sample(theirs[:, :, -1]))
-    if theirs.shape[2] == ours.shape[2]:
-        overall = _sample(ours.mean(axis=2)).over(_sample(theirs.mean(axis=2)))
-    return Ratio(other, (len(ours), len(theirs) * has_seeds), after_all, overall)
+    if there[:, :, -1].mean() > _ROUNDING:
+        after_all = _sample(here[:, :, -1]).over(_sample(there[:, :, -1]))
+    if there.shape[2] == here.shape[2]:
+        overall = _sample(here.mean(axis=2)).over(_sample(there.mean(axis=2)))
+    return Ratio(other, (len(here), len(there) * has_seeds), after_all, overall)
 
 
 def stopping_of(paths: Sequence[Trajectory], normaliser: float) -> tuple[Stopping, ...]:
@@ -191,19 +191,19 @@ def stopping_of(paths: Sequence[Trajectory], normaliser: float) -> tuple[Stoppin
 def pair_errors(model: PromptTransformer, prompts: Prompts, loops: int) -> Array:
     """Return the squared errors [N, n] at all points after a number of loops."""
     with torch.no_grad():
-        found = [(model(xs, ys[:, :-1], loops, 1)[-1] - ys).square().numpy() for xs, ys in _chunks(prompts)]
-    return np.concatenate(found)
+        chunks = [(model(xs, ys[:, :-1], loops, 1)[-1] - ys).square().numpy() for xs, ys in _chunks(prompts)]
+    return np.concatenate(chunks)
 
 
 def error_path(model: PromptTransformer, prompts: Prompts, loops: int) -> Trajectory:
     """Return the squared errors at the last point in place of predictions, and the residuals, [loops, N]."""
-    found = [trajectory(model, xs, ys[:, :-1], loops) for xs, ys in _chunks(prompts)]
-    predictions, residuals = (np.concatenate(arrays, axis=1) for arrays in zip(*found, strict=True))
+    chunks = [trajectory(model, xs, ys[:, :-1], loops) for xs, ys in _chunks(prompts)]
+    predictions, residuals = (np.concatenate(arrays, axis=1) for arrays in zip(*chunks, strict=True))
     return Trajectory((predictions - prompts.ys[:, -1].numpy()) ** 2, residuals)
 
 
 def _sample(errors: Array) -> Sample:
-    return Sample(errors.astype(np.float64), np.ones(errors.shape[1]))
+    return Sample.of_items(errors.astype(np.float64), np.ones(errors.shape[1]))
 
 
 def _floats(values: Array) -> tuple[float, ...]:

@@ -13,7 +13,7 @@ from edge.cli.options import given_options, grouped_options
 from edge.cli.output import print_table
 from edge.errors import Raw, UsageError
 from export.papers.looped import NAMES, PREFIX
-from export.report.measures import print_measures
+from export.report.table import print_measures
 from export.training.loading import loading_torch
 from export.training.options import precision_option
 from export.training.watch import Watch, watching
@@ -21,7 +21,7 @@ from export.training.watch import Watch, watching
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
     from export.models.transformer import LayerShape
-    from export.papers.looped.reduce import Reduced
+    from export.papers.looped.reduce import ReducedLoop
     from export.training.device import DeviceName
     from export.training.runs import RunMetrics
 
@@ -183,7 +183,7 @@ def check_others(names: tuple[str, ...]) -> None:
             raise UsageError(parameter.opts[0], given=given, expected="a run that is not looped", fix=fix)
 
 
-def shrink_run(run: Path, out: Path, sizes: SizeOptions, device: DeviceName) -> Reduced:
+def shrink_run(run: Path, out: Path, sizes: SizeOptions, device: DeviceName) -> ReducedLoop:
     """Reduce a looped run, with a bar; see ``reduce_looped``."""
     with loading_torch():
         from export.papers.looped.reduce import reduce_looped
@@ -193,7 +193,7 @@ def shrink_run(run: Path, out: Path, sizes: SizeOptions, device: DeviceName) -> 
         return reduce_looped(run, out, sizes.shape, steps=steps, seed=sizes.seed or 0, device=device, observer=watch)
 
 
-def print_reduced(reduced: Reduced) -> None:
+def print_reduced(reduced: ReducedLoop) -> None:
     """Print the layers, the time of a loop, and the errors before and after the training."""
     rows = []
     for number, layer in enumerate(reduced.layers):

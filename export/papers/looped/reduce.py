@@ -6,46 +6,43 @@ reads the states of all loops of some prompts. A short training with the origina
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import msgspec
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from edge.bench.layer_latencies import Comparison
 from edge.bundles.manifest import Measure
-from export.models.transformer import Layer, LayerShape
+from export.models.transformer import LayerShape
 from export.papers.looped.model import PromptTransformer, step_feeds, step_onnx
 from export.papers.looped.prompts import REDUCTION, draw_prompts, generator_of
 from export.papers.looped.recipes import tuning_plan
 from export.papers.looped.train import Start, evaluate, load_run, train_run
 from export.reduce.latency import compare
-from export.reduce.plan import LayerPlan, LayerReport
-from export.reduce.reduce import reduced_layer
-from export.reduce.states import after_feed_forward
+from export.reduce.plan import LayerPlan, ReducedModel, ReducedRun, ReductionPlan
+from export.reduce.reduce import reduced_layers
 from export.training.device import DeviceName
 from export.training.objective import SILENT, Observer
-from export.training.runs import RunMetrics, Speedup
+from export.training.runs import Speedup
 
 #: Prompts whose states are measured, loops after which most have settled, and timed calls of each step graph.
 _PROMPTS, _LOOPS, _CALLS = 128, 30, 300
 
 
-class Reduced(msgspec.Struct, frozen=True):
-    """Result of a reduction.
+class ReducedLoop(ReducedRun, frozen=True, kw_only=True):
+    """A looped run that was reduced.
 
     Attributes:
         untrained: errors of the smaller model before its training.
         step: times of one loop of a prompt of the longest length on ONNX Runtime, one thread, the original's beside it.
     """
 
-    directory: str
-    layers: tuple[LayerReport, ...]
     untrained: tuple[Measure, ...]
     step: Comparison
-    metrics: RunMetrics
 
 
 class _Unpadded(NamedTuple):
@@ -61,7 +58,7 @@ def reduce_looped(
     seed: int = 0,
     device: DeviceName = "cpu",
     observer: Observer = SILENT,
-) -> Reduced:
+) -> ReducedLoop:
     """Reduce the layers of a run, train the result, and write it as a run directory; the same call resumes that.
 
     Args:
@@ -78,7 +75,8 @@ def reduce_looped(
     source = Path(source)
     model, config, _ = load_run(source)
     function = config.arguments["function"]
-    small, reports = reduce_model(model, function, shape_of)
+    reduced = reduced_loop(model, function, shape_of)
+    small = reduced.model
     step = compare(step_onnx(model), step_onnx(small), step_feeds(model.config, 1), _CALLS)
     untrained = evaluate(small, function)
     shape = small.config.shapes[0]
@@ -87,30 +85,25 @@ def reduce_looped(
     origin, speedup = f"reduced from {source.name} to {sizes}", Speedup(faster, 2 * small.config.points - 1)
     plan, start = tuning_plan(function, small.config, steps), Start(small, origin, model, speedup)
     metrics = train_run(function, plan, directory, seed=seed, device=device, start=start, observer=observer)
-    return Reduced(str(directory), reports, untrained, step, metrics)
+    return ReducedLoop(str(directory), reduced.reports, metrics, untrained=untrained, step=step)
 
 
-def reduce_model(
+def reduced_loop(
     model: PromptTransformer, function: str, shape_of: Callable[[LayerShape], LayerShape]
-) -> tuple[PromptTransformer, tuple[LayerReport, ...]]:
-    """Return a model with smaller layers, which is not trained yet, and a report for each layer.
+) -> ReducedModel[PromptTransformer]:
+    """Return a model with smaller layers, which is not trained yet.
 
     Raises:
         ReductionError: an activation is not finite.
     """
-    shapes = tuple(map(shape_of, model.config.shapes))
-    states = layer_inputs(model, function)
-    unpadded = [_Unpadded()] * len(states)
-    small = PromptTransformer(msgspec.structs.replace(model.config, shapes=shapes))
-    weights = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("layers.")}
-    reports = []
-    for number, (layer, shape) in enumerate(zip(model.layers, shapes, strict=True)):
-        new, halfway, report = reduced_layer(cast(Layer, layer), LayerPlan(shape), states, unpadded)
-        states = after_feed_forward(new, halfway)
-        weights |= {f"layers.{number}.{name}": tensor for name, tensor in new.state_dict().items()}
-        reports.append(report)
-    small.load_state_dict(weights)
-    return small.eval(), tuple(reports)
+    config, states = model.config, layer_inputs(model, function)
+    plan = ReductionPlan(config.dim, config.shapes, tuple(LayerPlan(shape_of(shape)) for shape in config.shapes))
+    results = reduced_layers([*model.layers], plan, states, [_Unpadded()] * len(states))
+    layers, reports = zip(*results, strict=True)
+    small = copy.deepcopy(model).eval()
+    small.layers, small.config = nn.ModuleList(layers), msgspec.structs.replace(config, shapes=plan.shapes)
+    plan = msgspec.structs.replace(plan, layers=tuple(report.plan for report in reports))
+    return ReducedModel(small, plan, reports)
 
 
 @torch.no_grad()

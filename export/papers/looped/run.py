@@ -11,18 +11,26 @@ import msgspec
 
 from edge.errors import Raw, UsageError
 from edge.files import sha256
-from export.papers.experiment import Experiment, Part, Table
+from export.papers.experiment import Experiment, Part
+from export.papers.looped.figures import draw
 from export.papers.looped.measure import Run, Task, TaskResult, measure
 from export.papers.looped.model import PromptConfig
 from export.papers.looped.prompts import FUNCTION_CLASSES
-from export.papers.looped.report import draw, tables_of, text_of
 from export.papers.looped.train import load_run
+from export.report.table import Table
+from export.training.intervals import RESAMPLES
 from export.training.runs import WEIGHTS
 from export.training.watch import Watch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+#: Of the columns of a table.
+_SHOWN_LOOPS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 30, 40, 60, 80, 120, 200, 500)
+#: Numbers of pairs in a table of curves, at most.
+_COLUMNS = 11
+#: Errors below this are of the arithmetic.
+_ROUNDING = 1e-6
 #: Loops of a model whose training is not recorded.
 _LOOPS = 30
 
@@ -63,7 +71,13 @@ class Looped(Experiment[TaskResult]):
 
     def text(self, records: Mapping[str, TaskResult]) -> str:
         """Return how errors were measured."""
-        return text_of(records, self.settings.prompts)
+        where = sorted({f"{one.processor.name} ({one.processor.described})" for one in records.values()})
+        return (
+            f"Errors are squared and divided by the variance of the values, on {self.settings.prompts:,} prompts, the "
+            f"same for all methods. Intervals are of 95 %, over prompts, by {RESAMPLES:,} resamples, and over seeds, "
+            "by Student or Welch, where a model has several; one seed has no spread. Computed on "
+            f"{', '.join(where)}."
+        )
 
     def tables(self, records: Mapping[str, TaskResult]) -> Sequence[Table]:
         """Return the tables of all tasks."""
@@ -72,6 +86,65 @@ class Looped(Experiment[TaskResult]):
     def figures(self, records: Mapping[str, TaskResult]) -> Mapping[str, Figure]:
         """Return two figures of each task, by pairs and by loops."""
         return {f"{name}-{kind}": figure for name, one in records.items() for kind, figure in draw(one).items()}
+
+
+def tables_of(task: TaskResult) -> list[Table]:
+    """Return the tables of a function class and size."""
+    name = f"{task.function}, d = {task.dims}, {task.points - 1} pairs"
+    groups = [
+        (
+            one.name,
+            seeds_of(len(one.by_seed)),
+            f"{one.parameters:,}",
+            one.loops,
+            one.error,
+            _number(one.longest),
+            ", ".join(map(_number, one.by_seed.values())),
+        )
+        for one in task.groups
+    ]
+    heads = ("model", "seeds", "parameters", "loops", "error", "after most loops", "by seed")
+    common = sorted(set(range(1, task.points)).intersection(*task.by_pairs.values()))
+    pairs = common[:: len(common) // -_COLUMNS][::-1]  # the last one, and even steps before it
+    columns = [loops for loops in _SHOWN_LOOPS if all(loops <= len(curve) for curve in task.by_loops.values())]
+    tables = [
+        Table(f"{name}: models, after all pairs", heads, groups, 2),
+        Table(
+            f"{name}: error by number of pairs",
+            ("pairs", *map(str, pairs)),
+            [(method, *(_number(curve.get(at)) for at in pairs)) for method, curve in task.by_pairs.items()],
+        ),
+        Table(
+            f"{name}: error by loops",
+            ("loops", *map(str, columns)),
+            [(model, *(_number(curve[at - 1]) for at in columns)) for model, curve in task.by_loops.items()],
+        ),
+        Table(
+            f"{name}: {task.looped} over the others",
+            ("other", "seeds", "ratio after all pairs", "ratio of means over all numbers of pairs"),
+            [(one.other, seeds_of(*one.seeds), one.after_all, one.overall) for one in task.ratios],
+            2,
+        ),
+        Table(
+            f"{name}: loops that stop by their residual",
+            ("tolerance", "mean loops", "90th percentile", "error"),
+            [(one.tolerance, f"{one.mean_loops:.1f}", f"{one.most:.0f}", _number(one.error)) for one in task.stopping],
+            0,
+        ),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def seeds_of(*numbers: int) -> str:
+    """Return numbers of seeds for people, and whether an interval is over prompts alone."""
+    words = " / ".join(str(number) if number else "–" for number in numbers)
+    return words if max(numbers) > 1 else f"{words}, prompts alone"
+
+
+def _number(value: float | None) -> str:
+    if value is not None and 0 < abs(value) < _ROUNDING:
+        return f"<{_ROUNDING:g}"
+    return "" if value is None else f"{value:.3g}"
 
 
 def open_runs(paths: Iterable[Path]) -> list[Run]:

@@ -1,4 +1,4 @@
-"""The tables of RESULTS.md; ``python -m export.papers.looped.tables`` makes them and the report from the records."""
+"""The tables of RESULTS.md; ``python -m export.papers.looped.tables`` makes them, predictions and the report anew."""
 
 from __future__ import annotations
 
@@ -8,19 +8,26 @@ from typing import Any
 
 import msgspec
 
-from edge.files import write_whole
-from export.papers.experiment import Part, Table, read_records, read_settings, report_experiment, with_blocks
+from export.estimate.devices import DEFAULT_BOARD
+from export.estimate.parts import predict_file
+from export.estimate.predictions import Predictions, read_predictions
+from export.models.transformer import LayerShape
+from export.papers.experiment import REPORT, ExperimentReport, Part, read_records, read_settings, report_on
+from export.papers.looped.bundle import usual_steps
 from export.papers.looped.measure import TaskResult
-from export.papers.looped.report import seeds_of
-from export.papers.looped.run import Looped, Settings
+from export.papers.looped.model import PromptConfig, PromptTransformer, step_feeds, step_onnx
+from export.papers.looped.run import Looped, Settings, seeds_of
+from export.report.drawing import write_figure
+from export.report.table import Table, with_tables, write_pages
 from export.training.intervals import Mean, with_interval
 
 _PAGE = Path(__file__).with_name("RESULTS.md")
 RESULTS = Path(__file__).with_name("results")
+_PREDICTED = RESULTS / "predicted.json"
 
 
 def page_tables(records: Mapping[str, TaskResult], precisions: Mapping[str, Any]) -> dict[str, Table]:
-    """Return the tables of RESULTS.md by name."""
+    """Return the tables of RESULTS.md by record."""
     main = []
     for task in records.values():
         errors = {one.name: one.error for one in task.groups}
@@ -43,14 +50,14 @@ def page_tables(records: Mapping[str, TaskResult], precisions: Mapping[str, Any]
         for one in precisions["measured"]
     ]
     return {
-        "errors": Table(
+        "records.jsonl": Table(
             "",
             ("function", "seeds", "looped, 50,561 parameters", "unlooped, 600,385", "looped / unlooped",
              "of means over all numbers of pairs"),
             main,
             2,
         ),
-        "precisions": Table(
+        "precisions.json": Table(
             "",
             ("model", "precision", "error, 30 loops", "error at tolerance 0.05", "mean loops to it",
              "not reached in 32 loops", "speed relative to full FP32, 1 / 8 / 64 rows"),
@@ -60,24 +67,40 @@ def page_tables(records: Mapping[str, TaskResult], precisions: Mapping[str, Any]
     }  # fmt: skip
 
 
-def page_of(page: str) -> str:
-    """Return RESULTS.md with its tables made anew from the records."""
-    records = read_records(RESULTS, TaskResult)
-    precisions = msgspec.json.decode((RESULTS / "precisions.json").read_bytes())
-    blocks = {name: table.markdown() for name, table in page_tables(records, precisions).items()}
-    return with_blocks(page, "export.papers.looped.tables", blocks)
+def published() -> ExperimentReport[TaskResult]:
+    """Return the report on the committed records."""
+    parts = [Part(name) for name in read_records(RESULTS, TaskResult)]
+    return report_on(Looped(read_settings(RESULTS, Settings), parts), RESULTS)
+
+
+def pages() -> dict[Path, str]:
+    """Return RESULTS.md and the report, with their tables made from the records."""
+    report, precisions = published(), msgspec.json.decode((RESULTS / "precisions.json").read_bytes())
+    tables = page_tables(report.records, precisions) | {"predicted.json": read_predictions(_PREDICTED).table()}
+    by_record = {f"export/papers/looped/results/{name}": table for name, table in tables.items()}
+    page = with_tables(_PAGE.read_text(), "python -m export.papers.looped.tables", by_record)
+    return {_PAGE: page, RESULTS / REPORT: report.page}
+
+
+def predicted() -> Predictions:
+    """Predict a step of the full and of the reduced model on a Jetson."""
+    predictions = []
+    for name, shape in (("full", LayerShape(4, 16, 256)), ("reduced", LayerShape(4, 8, 128))):
+        config = PromptConfig(dims=5, points=11, dim=64, shapes=(shape,))
+        _, step = usual_steps(step_onnx(PromptTransformer(config)))["tensorrt"]
+        for rows in (1, 8, 64):
+            shapes = {key: array.shape for key, array in step_feeds(config, rows).items()}
+            one = predict_file(step, shapes, DEFAULT_BOARD.mode, name)
+            predictions.append((f"{name}, a step in FP16", f"{rows} row{'s' * (rows > 1)}", one))
+    return Predictions.of(predictions)
 
 
 def _short(value: Mean | None, form: str = "{:#.2g}") -> str:
     return "" if value is None else with_interval(value.value, value.interval, form.format)
 
 
-def main() -> None:
-    """Write the report, its figures, and the tables of RESULTS.md from the records."""
-    parts = [Part(name) for name in read_records(RESULTS, TaskResult)]
-    report_experiment(Looped(read_settings(RESULTS, Settings), parts), RESULTS)
-    write_whole(_PAGE, page_of(_PAGE.read_text()).encode())
-
-
 if __name__ == "__main__":
-    main()
+    predicted().write(_PREDICTED)
+    write_pages(pages())
+    for name, figure in published().figures.items():
+        write_figure(figure, RESULTS / f"{name}.png")

@@ -1,12 +1,10 @@
 """One conformance case for an HTTP/2 server, and how its outcome is observed."""
 
-from __future__ import annotations
-
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from inspect import isawaitable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from hyperframe.frame import DataFrame, Frame, HeadersFrame
+from hyperframe.frame import DataFrame
 
 from edge.http2.messages import prefix
 from tests.support.http2_client import RawClient
@@ -37,10 +35,6 @@ RESET = "RST_STREAM {}".format
 #: The RFC's outcome and this server's differ, and are in DIFFERENCES.md.
 DIFFERS = ""
 
-Frames: TypeAlias = Sequence[Frame | bytes]
-#: Returns frames to send, or sends everything itself and may return what it observed.
-Say: TypeAlias = Callable[[RawClient], Frames | Awaitable[Frames | str | None]]
-
 
 class Case(NamedTuple):
     """The section of an RFC and the client's action as ``name``, and its outcome on stream 1 or ``stream``.
@@ -50,11 +44,11 @@ class Case(NamedTuple):
 
     name: str
     outcome: str
-    say: Say
+    say: Callable
     greets: bool = True
     stream: int = 1
 
-    async def observe(self, port: int, expected: str) -> str:
+    async def observe(self, port, expected):
         """Run the case on a connection of its own, and return the outcome."""
         async with RawClient(port) as client:
             if self.greets:
@@ -68,7 +62,7 @@ class Case(NamedTuple):
             await client.settle(None if expected == NO_ERROR else self.stream)
             return await self._outcome(client)
 
-    async def _outcome(self, client: RawClient) -> str:
+    async def _outcome(self, client):
         if client.closed or client.goaway is not None:
             code = await client.end()
             if code is not None:
@@ -82,19 +76,19 @@ class Case(NamedTuple):
         return f"{outcome}, {CLOSED}" if client.closed else outcome
 
 
-def head(client: RawClient, *flags: str, stream: int = 1, **changed: str | None) -> HeadersFrame:
+def head(client, *flags, stream=1, **changed):
     """HEADERS of a call of ServerLive, without END_STREAM."""
     return client.head(stream, "", *flags, **{"_path": LIVE, **changed})
 
 
-def body(stream: int = 1, message: bytes = b"") -> DataFrame:
+def body(stream=1, message=b""):
     return DataFrame(stream, prefix(message) + message, flags=["END_STREAM"])
 
 
-def call(client: RawClient, stream: int = 1, **changed: str | None) -> list[Frame]:
+def call(client, stream=1, **changed):
     return [head(client, stream=stream, **changed), body(stream)]
 
 
-def watch(client: RawClient) -> list[Frame]:
+def watch(client):
     """A call that leaves stream 1 half-closed (remote)."""
     return [head(client, _path=WATCH), body()]

@@ -1,60 +1,45 @@
 """Cases of RFC 9113, section 8, and of RFC 7541: requests, and the coding of their fields."""
 
-from __future__ import annotations
+from hyperframe.frame import DataFrame, HeadersFrame, SettingsFrame
 
-from hyperframe.frame import DataFrame, Frame, HeadersFrame, SettingsFrame
-
-from tests.conformance.http2.case import (
-    ANSWERED,
-    COMPRESSION,
-    LIVE,
-    RESET,
-    TABLE_SIZE,
-    Case,
-    Frames,
-    Say,
-    body,
-    call,
-    head,
-)
-from tests.support.http2_client import Fields, RawClient
+from tests.conformance.http2.case import ANSWERED, COMPRESSION, LIVE, RESET, TABLE_SIZE, Case, body, call, head
 
 _MALFORMED = RESET("PROTOCOL_ERROR")
 _METHOD, _SCHEME, _PATH, _AUTHORITY = (":method", "POST"), (":scheme", "http"), (":path", LIVE), (":authority", "test")
-_PSEUDO: Fields = [_METHOD, _SCHEME, _PATH, _AUTHORITY]
-_GRPC: Fields = [("te", "trailers"), ("content-type", "application/grpc")]
+_PSEUDO = [_METHOD, _SCHEME, _PATH, _AUTHORITY]
+_GRPC = [("te", "trailers"), ("content-type", "application/grpc")]
 
 
-def _has(*fields: tuple[str, str]) -> Say:
+def _has(*fields):
     return lambda client: [client.fields(1, list(fields)), body()]
 
 
-def _adds(name: str, value: str) -> Say:
+def _adds(name, value):
     return _has(*_PSEUDO, *_GRPC, (name, value))
 
 
-def _without(field: tuple[str, str]) -> Say:
+def _without(field):
     return _has(*(one for one in _PSEUDO if one != field), *_GRPC)
 
 
-def _ends_with(client: RawClient, fields: Fields, *flags: str) -> list[Frame]:
+def _ends_with(client, fields, *flags):
     return [head(client), DataFrame(1, bytes(5)), client.fields(1, fields, *flags)]
 
 
-def _only_head(**changed: str | None) -> Say:
+def _only_head(**changed):
     return lambda client: [head(client, "END_STREAM", **changed)]
 
 
-def _changed(**changed: str | None) -> Say:
+def _changed(**changed):
     return lambda client: [head(client, **changed), body()]
 
 
-def _block(after: bytes = b"", before: bytes = b"") -> Say:
+def _block(after=b"", before=b""):
     """A call whose field block has more bytes before and after it."""
     return lambda c: [HeadersFrame(1, before + head(c).data + after, flags=["END_HEADERS"]), body()]
 
 
-async def _without_a_table(client: RawClient) -> Frames:
+async def _without_a_table(client):
     """The decoder raises unless the server's next field block begins with a table size update."""
     client.send(*call(client, stream=3))
     await client.answer(3)

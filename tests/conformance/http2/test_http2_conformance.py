@@ -1,8 +1,5 @@
 """``fewheads serve --transport nghttp2`` against RFC 9113 and RFC 7541."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -11,9 +8,8 @@ import pytest
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
+from tests.conformance import check, differences
 from tests.conformance.http2 import frames, requests
-from tests.conformance.http2.case import Case
-from tests.conformance.pages import check, differences
 from tests.support.models import ORACLE_BUNDLE
 
 CASES = [*frames.CASES, *requests.CASES]
@@ -22,7 +18,7 @@ DIFFERENCES = differences(PAGE)
 
 
 @pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+def port(tmp_path_factory):
     """A server that answers another client before and after all cases."""
     with (
         running_server(
@@ -37,10 +33,10 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_case(port: int, case: Case) -> None:
+async def test_case(port, case):
     _, expected = DIFFERENCES.get(case.name, ("", case.outcome))
     assert await case.observe(port, expected) == expected
 
 
-def test_the_page_lists_all_differences() -> None:
+def test_the_page_lists_all_differences():
     check(PAGE, [case.name for case in CASES], [case.name for case in CASES if case.outcome])

@@ -89,24 +89,6 @@ static void destroy_and_pop(Context *context) {
         stack.depth--;
 }
 
-CUresult CUDAAPI cuCtxDestroy(CUcontext handle) {
-    ENTER(INITIALIZED | TEARDOWN)
-    Context *context = object_of(CONTEXTS, handle);
-    if (!context || !context->live || context->primary)
-        return leave(CUDA_ERROR_INVALID_CONTEXT);
-    destroy_and_pop(context);
-    return leave(state.sticky);
-}
-
-CUresult CUDAAPI cuCtxAttach(CUcontext *handle, unsigned int flags) {
-    ENTER(CALL)
-    if (flags)
-        return leave(CUDA_ERROR_INVALID_VALUE);
-    current_context()->uses++;
-    *handle = handle_of(CONTEXTS, current_context());
-    return leave(CUDA_SUCCESS);
-}
-
 CUresult CUDAAPI cuCtxDetach(CUcontext handle) {
     ENTER(INITIALIZED | CONTEXT | TEARDOWN)
     Context *context = object_of(CONTEXTS, handle);
@@ -143,30 +125,6 @@ CUresult CUDAAPI cuCtxGetCurrent(CUcontext *handle) {
     return leave(CUDA_SUCCESS);
 }
 
-CUresult CUDAAPI cuCtxSetCurrent(CUcontext handle) {
-    ENTER(INITIALIZED)
-    Context *context = handle ? object_of(CONTEXTS, handle) : NULL;
-    if (handle && !context)
-        return leave(CUDA_ERROR_INVALID_CONTEXT);
-    if (context && !context->live)
-        return leave(CUDA_ERROR_CONTEXT_IS_DESTROYED);
-    if (current_context())
-        stack.depth--;
-    return leave(context ? push(context) : CUDA_SUCCESS);
-}
-
-CUresult CUDAAPI cuCtxGetDevice(CUdevice *device) {
-    ENTER(INITIALIZED | CONTEXT)
-    *device = 0;
-    return leave(CUDA_SUCCESS);
-}
-
-CUresult CUDAAPI cuCtxGetApiVersion(CUcontext handle, unsigned int *version) {
-    ENTER(INITIALIZED)
-    *version = 3020;
-    return leave(!handle || object_of(CONTEXTS, handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT);
-}
-
 CUresult CUDAAPI cuCtxSynchronize(void) {
     ENTER(CALL | WAITS)
     if (captures_in(current_context())) {
@@ -197,11 +155,3 @@ CUresult CUDAAPI cuDevicePrimaryCtxRelease(CUdevice device) {
     return leave(state.sticky);
 }
 
-CUresult CUDAAPI cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active) {
-    ENTER(INITIALIZED)
-    if (device)
-        return leave(CUDA_ERROR_INVALID_DEVICE);
-    *flags = 0;
-    *active = state.primary_uses > 0;
-    return leave(CUDA_SUCCESS);
-}

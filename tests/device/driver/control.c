@@ -4,18 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-void *software_translate(uint64_t address, size_t size);
-int software_launch(CUstream stream, Kernel kernel, void *userdata);
-size_t software_allocations(void);
-size_t software_allocated_bytes(void);
-long software_live_objects(const char *kind);
-size_t software_pending(void);
-void software_set_memory(size_t bytes);
-int software_error(void);
-void software_report(const char *text);
-void software_clear(void);
-void software_reset(void);
-
 /* The host's address of a range of the device's memory, NULL unless it is inside one live allocation. */
 void *software_translate(uint64_t address, size_t size) {
     lock_state();
@@ -40,37 +28,20 @@ static size_t regions(RegionKind kind) {
     return count;
 }
 
-/* Allocations of device memory and of pinned memory. */
-size_t software_allocations(void) {
-    lock_state();
-    size_t result = regions(DEVICE_MEMORY) + regions(PINNED_MEMORY);
-    unlock_state();
-    return result;
-}
-
-size_t software_allocated_bytes(void) {
-    lock_state();
-    size_t result = state.used_bytes;
-    unlock_state();
-    return result;
-}
-
-static bool live(HandleKind kind, const void *object) {
-    switch (kind) {
-    case CONTEXTS:
-        return ((const Context *)object)->live;
-    case STREAMS:
-        return ((const Stream *)object)->live;
-    case EVENTS:
-        return ((const Event *)object)->live;
-    default:
-        return ((const Graph *)object)->live;
+#define LOCKED(type, name, value)                                                                                      \
+    type name(void) {                                                                                                  \
+        lock_state();                                                                                                  \
+        type result = (value);                                                                                         \
+        unlock_state();                                                                                                \
+        return result;                                                                                                 \
     }
-}
+LOCKED(size_t, software_allocated_bytes, state.used_bytes)
+LOCKED(size_t, software_pending, pending_operations())
+LOCKED(int, software_error, (int)state.sticky) /* or 0 */
 
-/* Live objects of a kind: device, pinned, registered, context, stream, event, graph, executable. -1 for others. */
+/* Live objects of a kind: device, pinned, context, stream, event, graph, executable. -1 for others. */
 long software_live_objects(const char *kind) {
-    static const char *const memory[REGION_KINDS] = {"device", "pinned", "registered"};
+    static const char *const memory[REGION_KINDS] = {"device", "pinned"};
     static const char *const objects[HANDLE_KINDS] = {"context", "stream", "event", "graph", "executable"};
     long result = -1;
     lock_state();
@@ -81,15 +52,8 @@ long software_live_objects(const char *kind) {
         if (!strcmp(kind, objects[one])) {
             result = 0;
             for (size_t i = 0; i < handles(one); i++)
-                result += live(one, object_at(one, i));
+                result += *(const bool *)object_at(one, i); /* `live` comes first in each */
         }
-    unlock_state();
-    return result;
-}
-
-size_t software_pending(void) {
-    lock_state();
-    size_t result = pending_operations();
     unlock_state();
     return result;
 }
@@ -98,14 +62,6 @@ void software_set_memory(size_t bytes) {
     lock_state();
     state.capacity_bytes = bytes;
     unlock_state();
-}
-
-/* The sticky error, or 0. */
-int software_error(void) {
-    lock_state();
-    int result = state.sticky;
-    unlock_state();
-    return result;
 }
 
 /* Adds a defect that the double of TensorRT found. */
@@ -132,10 +88,9 @@ void software_reset(void) {
         if (context->live)
             destroy_context(context);
     }
-    for (size_t i = 0; i < handles(GRAPHS); i++)
-        ((Graph *)object_at(GRAPHS, i))->live = false;
-    for (size_t i = 0; i < handles(EXECUTABLES); i++)
-        ((Graph *)object_at(EXECUTABLES, i))->live = false;
+    for (HandleKind kind = GRAPHS; kind <= EXECUTABLES; kind++)
+        for (size_t i = 0; i < handles(kind); i++)
+            ((Graph *)object_at(kind, i))->live = false;
     state.primary_uses = 0;
     state.sticky = CUDA_SUCCESS;
     state.generation++;

@@ -80,11 +80,6 @@ CUresult CUDAAPI cuMemcpyDtoH(void *destination, CUdeviceptr source, size_t size
     return leave(copy_sync(host_place(destination, size), device_place(source), size));
 }
 
-CUresult CUDAAPI cuMemcpyDtoD(CUdeviceptr destination, CUdeviceptr source, size_t size) {
-    ENTER(CALL | USES_LEGACY | UNSAFE)
-    return leave(copy_sync(device_place(destination), device_place(source), size));
-}
-
 CUresult CUDAAPI cuMemcpyHtoDAsync(CUdeviceptr destination, const void *source, size_t size, CUstream stream) {
     ENTER(CALL)
     return leave(copy_async("cuMemcpyHtoDAsync", device_place(destination), host_place(source, size), size, stream));
@@ -101,21 +96,19 @@ CUresult CUDAAPI cuMemcpyDtoDAsync(CUdeviceptr destination, CUdeviceptr source, 
 }
 
 /* Within the device alone, and without offsets. */
-static CUresult copy_3d_async(const CUDA_MEMCPY3D *copy, CUstream handle) {
-    CUresult result = CUDA_SUCCESS;
+CUresult CUDAAPI cuMemcpy3DAsync(const CUDA_MEMCPY3D *copy, CUstream handle) {
+    ENTER(CALL)
     Stream *stream = stream_of(handle, &result);
-    if (result)
-        return result;
-    if (copy->srcMemoryType != CU_MEMORYTYPE_DEVICE || copy->dstMemoryType != CU_MEMORYTYPE_DEVICE)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    if (copy->srcXInBytes || copy->srcY || copy->srcZ || copy->dstXInBytes || copy->dstY || copy->dstZ)
-        return CUDA_ERROR_NOT_SUPPORTED;
+    bool within = copy->srcMemoryType == CU_MEMORYTYPE_DEVICE && copy->dstMemoryType == CU_MEMORYTYPE_DEVICE;
+    bool offset = copy->srcXInBytes || copy->srcY || copy->srcZ || copy->dstXInBytes || copy->dstY || copy->dstZ;
+    if (result || !within || offset)
+        return leave(result ? result : CUDA_ERROR_NOT_SUPPORTED);
     size_t width = copy->WidthInBytes, height = copy->Height, depth = copy->Depth;
     if (!width || !height || !depth)
-        return CUDA_SUCCESS;
+        return leave(CUDA_SUCCESS);
     bool far = copy->srcPitch > INT32_MAX || copy->dstPitch > INT32_MAX; /* MAX_PITCH */
     if (far || copy->srcPitch < width || copy->dstPitch < width || copy->srcHeight < height || copy->dstHeight < height)
-        return CUDA_ERROR_INVALID_VALUE;
+        return leave(CUDA_ERROR_INVALID_VALUE);
     Parts parts = {.width = width, .height = height, .depth = depth,
                    .destination_pitch = copy->dstPitch, .destination_slice = copy->dstPitch * copy->dstHeight,
                    .source_pitch = copy->srcPitch, .source_slice = copy->srcPitch * copy->srcHeight};
@@ -124,61 +117,32 @@ static CUresult copy_3d_async(const CUDA_MEMCPY3D *copy, CUstream handle) {
     Operation operation = {.kind = COPY, .destination = device_place(copy->dstDevice),
                            .source = device_place(copy->srcDevice), .parts = parts};
     if (!valid(operation.destination, to) || !valid(operation.source, from))
-        return CUDA_ERROR_INVALID_VALUE;
-    return submit(stream, operation);
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    return leave(submit(stream, operation));
 }
 
-CUresult CUDAAPI cuMemcpy3DAsync(const CUDA_MEMCPY3D *copy, CUstream stream) {
-    ENTER(CALL)
-    return leave(copy_3d_async(copy, stream));
-}
-
-static CUresult fill(CUdeviceptr destination, unsigned value, unsigned width, size_t count, CUstream handle) {
+static CUresult fill(CUdeviceptr destination, unsigned char value, size_t size, CUstream handle) {
     CUresult result = CUDA_SUCCESS;
     Stream *stream = stream_of(handle, &result);
-    if (result || !count)
+    if (result || !size)
         return result;
     Place place = device_place(destination);
-    if (destination % width || count > SIZE_MAX / width || !valid(place, count * width))
+    if (!valid(place, size))
         return CUDA_ERROR_INVALID_VALUE;
-    Operation operation = {.kind = FILL, .destination = place, .size = count * width, .value = value, .width = width};
-    return submit(stream, operation);
+    return submit(stream, (Operation){.kind = FILL, .destination = place, .size = size, .value = value});
 }
 
 /* On the legacy stream. Asynchronous, too, unless it fills pinned memory. */
-static CUresult fill_sync(CUdeviceptr destination, unsigned value, unsigned width, size_t count) {
-    CUresult result = fill(destination, value, width, count, NULL);
+CUresult CUDAAPI cuMemsetD8(CUdeviceptr destination, unsigned char value, size_t size) {
+    ENTER(CALL | WAITS | USES_LEGACY)
+    result = fill(destination, value, size, NULL);
     Region *region = region_of_device(destination, 0);
     bool waits = !result && region && region->kind != DEVICE_MEMORY;
-    return waits ? finish(current_context()->legacy, state.sequence) : result;
+    return leave(waits ? finish(current_context()->legacy, state.sequence) : result);
 }
 
-CUresult CUDAAPI cuMemsetD8(CUdeviceptr destination, unsigned char value, size_t count) {
-    ENTER(CALL | WAITS | USES_LEGACY)
-    return leave(fill_sync(destination, value, 1, count));
-}
-
-CUresult CUDAAPI cuMemsetD16(CUdeviceptr destination, unsigned short value, size_t count) {
-    ENTER(CALL | WAITS | USES_LEGACY)
-    return leave(fill_sync(destination, value, 2, count));
-}
-
-CUresult CUDAAPI cuMemsetD32(CUdeviceptr destination, unsigned int value, size_t count) {
-    ENTER(CALL | WAITS | USES_LEGACY)
-    return leave(fill_sync(destination, value, 4, count));
-}
-
-CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr destination, unsigned char value, size_t count, CUstream stream) {
+CUresult CUDAAPI cuMemsetD8Async(CUdeviceptr destination, unsigned char value, size_t size, CUstream stream) {
     ENTER(CALL)
-    return leave(fill(destination, value, 1, count, stream));
+    return leave(fill(destination, value, size, stream));
 }
 
-CUresult CUDAAPI cuMemsetD16Async(CUdeviceptr destination, unsigned short value, size_t count, CUstream stream) {
-    ENTER(CALL)
-    return leave(fill(destination, value, 2, count, stream));
-}
-
-CUresult CUDAAPI cuMemsetD32Async(CUdeviceptr destination, unsigned int value, size_t count, CUstream stream) {
-    ENTER(CALL)
-    return leave(fill(destination, value, 4, count, stream));
-}

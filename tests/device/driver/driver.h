@@ -21,7 +21,7 @@ enum {
     HEALTHY = 4,       /* returns the sticky error */
     TEARDOWN = 8,      /* releases its object although it returns the sticky error */
     UNSAFE = 16,       /* 900 while a stream captures in global mode; the capture becomes invalid */
-    WAITS = 32,        /* 800 inside a kernel or a host function */
+    WAITS = 32,        /* 800 inside a kernel */
     USES_LEGACY = 64   /* 906 while a blocking stream of the context captures */
 };
 #define CALL (INITIALIZED | CONTEXT | HEALTHY)
@@ -33,7 +33,7 @@ enum {
         return result;
 
 typedef enum { CONTEXTS, STREAMS, EVENTS, GRAPHS, EXECUTABLES, HANDLE_KINDS } HandleKind;
-typedef enum { DEVICE_MEMORY, PINNED_MEMORY, REGISTERED_MEMORY, REGION_KINDS } RegionKind;
+typedef enum { DEVICE_MEMORY, PINNED_MEMORY, REGION_KINDS } RegionKind;
 
 typedef struct Context Context;
 typedef struct Stream Stream;
@@ -82,7 +82,7 @@ struct Event {
     Record *record;
 };
 
-typedef enum { COPY, FILL, KERNEL, HOST_FUNCTION, RECORD, WAIT, LAUNCH, NOTHING } OperationKind;
+typedef enum { COPY, FILL, KERNEL, RECORD, WAIT, LAUNCH, NOTHING } OperationKind;
 
 typedef struct {
     enum { ON_DEVICE, IN_PINNED_MEMORY, IN_PAGEABLE_MEMORY } kind;
@@ -104,16 +104,15 @@ struct Operation {
     size_t size;
     Parts parts;       /* COPY: all of `size` unless its height is set */
     void *staged;      /* pageable memory, copied at the call */
-    unsigned value, width; /* FILL: one element and its size in bytes */
+    unsigned char value; /* FILL */
     Kernel kernel;
-    CUhostFn host_function;
     void *userdata;
     Record *record;
     Graph *graph;
 };
 
 struct Graph {
-    bool live, graph_live;
+    bool live;
     unsigned uses;
     Operation *nodes;
     size_t count, room;
@@ -193,7 +192,7 @@ Stream *stream_of(CUstream handle, CUresult *result);
 CUresult submit(Stream *stream, Operation operation);
 CUresult finish(Stream *stream, uint64_t sequence);
 CUresult finish_context(Context *context);
-bool try_finish(Stream *stream, uint64_t sequence);
+void try_finish(Stream *stream, uint64_t sequence);
 bool pending(const Stream *stream);
 void discard(Stream *stream);
 size_t pending_operations(void);

@@ -10,24 +10,17 @@ static const struct {
     ERROR(CUDA_ERROR_INVALID_VALUE, "invalid argument"),
     ERROR(CUDA_ERROR_OUT_OF_MEMORY, "out of memory"),
     ERROR(CUDA_ERROR_NOT_INITIALIZED, "initialization error"),
-    ERROR(CUDA_ERROR_DEINITIALIZED, "driver shutting down"),
     ERROR(CUDA_ERROR_NO_DEVICE, "no CUDA-capable device is detected"),
     ERROR(CUDA_ERROR_INVALID_DEVICE, "invalid device ordinal"),
     ERROR(CUDA_ERROR_INVALID_CONTEXT, "invalid device context"),
-    ERROR(CUDA_ERROR_NO_BINARY_FOR_GPU, "no kernel image is available for execution on the device"),
     ERROR(CUDA_ERROR_ECC_UNCORRECTABLE, "uncorrectable ECC error encountered"),
-    ERROR(CUDA_ERROR_OPERATING_SYSTEM, "OS call failed or operation not supported on this OS"),
     ERROR(CUDA_ERROR_INVALID_HANDLE, "invalid resource handle"),
     ERROR(CUDA_ERROR_ILLEGAL_STATE, "the operation cannot be performed in the present state"),
-    ERROR(CUDA_ERROR_NOT_FOUND, "named symbol not found"),
     ERROR(CUDA_ERROR_NOT_READY, "device not ready"),
     ERROR(CUDA_ERROR_ILLEGAL_ADDRESS, "an illegal memory access was encountered"),
-    ERROR(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, "too many resources requested for launch"),
     ERROR(CUDA_ERROR_LAUNCH_TIMEOUT, "the launch timed out and was terminated"),
     ERROR(CUDA_ERROR_CONTEXT_IS_DESTROYED, "context is destroyed"),
     ERROR(CUDA_ERROR_ASSERT, "device-side assert triggered"),
-    ERROR(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, "part or all of the requested memory range is already mapped"),
-    ERROR(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, "pointer does not correspond to a registered memory region"),
     ERROR(CUDA_ERROR_HARDWARE_STACK_ERROR, "hardware stack error"),
     ERROR(CUDA_ERROR_ILLEGAL_INSTRUCTION, "an illegal instruction was encountered"),
     ERROR(CUDA_ERROR_MISALIGNED_ADDRESS, "misaligned address"),
@@ -50,22 +43,15 @@ static const struct {
     ERROR(CUDA_ERROR_UNKNOWN, "unknown error"),
 };
 
-CUresult CUDAAPI cuGetErrorString(CUresult error, const char **text) {
+static CUresult find(CUresult error, bool text, const char **found) {
+    *found = text ? "unrecognized error code" : NULL; /* pycuda prints it without looking at the result */
     for (size_t i = 0; i < COUNT(errors); i++)
         if (errors[i].code == error) {
-            *text = errors[i].text;
+            *found = text ? errors[i].text : errors[i].name;
             return CUDA_SUCCESS;
         }
-    *text = "unrecognized error code"; /* pycuda prints it without looking at the result */
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult CUDAAPI cuGetErrorName(CUresult error, const char **name) {
-    for (size_t i = 0; i < COUNT(errors); i++)
-        if (errors[i].code == error) {
-            *name = errors[i].name;
-            return CUDA_SUCCESS;
-        }
-    *name = NULL;
-    return CUDA_ERROR_INVALID_VALUE;
-}
+CUresult CUDAAPI cuGetErrorString(CUresult error, const char **text) { return find(error, true, text); }
+CUresult CUDAAPI cuGetErrorName(CUresult error, const char **name) { return find(error, false, name); }

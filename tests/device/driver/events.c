@@ -89,11 +89,6 @@ CUresult CUDAAPI cuEventQuery(CUevent handle) {
     return leave(result);
 }
 
-/* The name that a program compiled with CUDA 13 calls. */
-CUresult CUDAAPI cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end) {
-    return cuEventElapsedTime(milliseconds, start, end);
-}
-
 CUresult CUDAAPI cuEventElapsedTime(float *milliseconds, CUevent start_handle, CUevent end_handle) {
     ENTER(CALL)
     Event *start = event_of(start_handle, &result), *end = result ? NULL : event_of(end_handle, &result);

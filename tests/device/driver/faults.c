@@ -30,7 +30,6 @@ static bool same_function(const char *one, const char *other) {
     return length == length_without_version(other) && !strncmp(one, other, length);
 }
 
-int software_fail(const char *function, long nth, int code);
 int software_fail(const char *function, long nth, int code) {
     if (nth < 1 || strlen(function) >= sizeof injections->function)
         return CUDA_ERROR_INVALID_VALUE;
@@ -77,7 +76,6 @@ void count_call(const char *function) {
     calls[i].calls++;
 }
 
-unsigned long software_calls(const char *function);
 unsigned long software_calls(const char *function) {
     unsigned long result = 0;
     lock_state();
@@ -141,20 +139,12 @@ void clear_defects(void) {
         free(defects[--defect_count]);
 }
 
-size_t software_defects(void);
-size_t software_defects(void) {
-    lock_state();
-    size_t result = defect_count;
-    unlock_state();
-    return result;
-}
-
-int software_defect(size_t index, char *text, size_t size);
-int software_defect(size_t index, char *text, size_t size) {
+/* Writes a defect; false if there are fewer. */
+bool software_defect(size_t index, char *text, size_t size) {
     lock_state();
     bool found = index < defect_count;
     if (found)
         snprintf(text, size, "%s", defects[index]);
     unlock_state();
-    return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return found;
 }

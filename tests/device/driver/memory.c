@@ -1,4 +1,4 @@
-/* Device, pinned and registered memory behind addresses of the device that the host cannot dereference. */
+/* Device and pinned memory behind addresses of the device that the host cannot dereference. */
 #include "driver.h"
 
 #include <stdlib.h>
@@ -44,8 +44,7 @@ static Region *add_region(RegionKind kind, unsigned char *host, size_t size, uns
     region->next = state.regions;
     state.regions = region;
     next_address += (size + GAP_BYTES) / GAP_BYTES * GAP_BYTES + GAP_BYTES;
-    if (kind != REGISTERED_MEMORY)
-        state.used_bytes += size;
+    state.used_bytes += size;
     return region;
 }
 
@@ -61,19 +60,16 @@ void free_region(Region *region) {
             *link = region->next;
             break;
         }
-    if (region->kind != REGISTERED_MEMORY)
-        state.used_bytes -= region->size;
+    state.used_bytes -= region->size;
     if (region->kind == DEVICE_MEMORY) {
         memset(region->host, POISON, region->size);
         graveyard.blocks = realloc(graveyard.blocks, (graveyard.count + 1) * sizeof *graveyard.blocks);
         graveyard.blocks[graveyard.count++] = region->host;
         if (!state.executing)
             free_graveyard();
-    } else if (region->kind == PINNED_MEMORY) {
-        /* The pages go, the addresses stay taken. */
+    } else /* the pages go, the addresses stay taken */
         mmap(region->host, page_rounded(region->size), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE,
              -1, 0);
-    }
     free(region);
 }
 
@@ -114,18 +110,6 @@ CUresult CUDAAPI cuMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
     return leave(CUDA_SUCCESS);
 }
 
-CUresult CUDAAPI cuMemGetAddressRange(CUdeviceptr *base, size_t *size, CUdeviceptr pointer) {
-    ENTER(CALL)
-    Region *region = region_of_device(pointer, 0);
-    if (!region)
-        return leave(CUDA_ERROR_NOT_FOUND);
-    if (base)
-        *base = region->address;
-    if (size)
-        *size = region->size;
-    return leave(CUDA_SUCCESS);
-}
-
 CUresult CUDAAPI cuMemHostAlloc(void **pointer, size_t size, unsigned int flags) {
     ENTER(CALL | UNSAFE)
     if (!size || flags & ~(unsigned)(CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED))
@@ -141,52 +125,21 @@ CUresult CUDAAPI cuMemHostAlloc(void **pointer, size_t size, unsigned int flags)
     return leave(CUDA_SUCCESS);
 }
 
-CUresult CUDAAPI cuMemAllocHost(void **pointer, size_t size) { return cuMemHostAlloc(pointer, size, 0); }
-
-static CUresult release_host(const char *function, void *pointer, RegionKind kind, CUresult unknown) {
-    CUresult result = enter(function, INITIALIZED | CONTEXT | TEARDOWN | UNSAFE);
-    if (result)
-        return result;
+CUresult CUDAAPI cuMemFreeHost(void *pointer) {
+    ENTER(INITIALIZED | CONTEXT | TEARDOWN | UNSAFE)
     Region *region = region_of_host(pointer, 0);
-    if (!region || region->kind != kind || region->host != pointer)
-        return leave(unknown);
+    if (!region || region->host != pointer)
+        return leave(CUDA_ERROR_INVALID_VALUE);
     free_region(region);
     return leave(state.sticky);
-}
-
-CUresult CUDAAPI cuMemFreeHost(void *pointer) {
-    return release_host(__func__, pointer, PINNED_MEMORY, CUDA_ERROR_INVALID_VALUE);
-}
-
-CUresult CUDAAPI cuMemHostRegister(void *pointer, size_t size, unsigned int flags) {
-    ENTER(CALL | UNSAFE)
-    if (!pointer || !size)
-        return leave(CUDA_ERROR_INVALID_VALUE);
-    if (region_of_host(pointer, 0))
-        return leave(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
-    add_region(REGISTERED_MEMORY, pointer, size, flags);
-    return leave(CUDA_SUCCESS);
-}
-
-CUresult CUDAAPI cuMemHostUnregister(void *pointer) {
-    return release_host(__func__, pointer, REGISTERED_MEMORY, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
 }
 
 CUresult CUDAAPI cuMemHostGetDevicePointer(CUdeviceptr *device, void *pointer, unsigned int flags) {
     ENTER(CALL)
     Region *region = region_of_host(pointer, 0);
-    unsigned mapped = region && region->kind == PINNED_MEMORY ? CU_MEMHOSTALLOC_DEVICEMAP : CU_MEMHOSTREGISTER_DEVICEMAP;
-    if (!region || flags || !(region->flags & mapped))
+    if (!region || flags || !(region->flags & CU_MEMHOSTALLOC_DEVICEMAP))
         return leave(CUDA_ERROR_INVALID_VALUE);
     *device = region->address + (uint64_t)((unsigned char *)pointer - region->host);
     return leave(CUDA_SUCCESS);
 }
 
-CUresult CUDAAPI cuMemHostGetFlags(unsigned int *flags, void *pointer) {
-    ENTER(CALL)
-    Region *region = region_of_host(pointer, 0);
-    if (!region || region->kind != PINNED_MEMORY)
-        return leave(CUDA_ERROR_INVALID_VALUE);
-    *flags = region->flags;
-    return leave(CUDA_SUCCESS);
-}

@@ -99,8 +99,7 @@ static CUresult fill(const Operation *operation) {
     unsigned char *destination = resolve(operation->destination, operation->size);
     if (!destination)
         return CUDA_ERROR_ILLEGAL_ADDRESS;
-    for (size_t i = 0; i < operation->size; i += operation->width)
-        memcpy(destination + i, &operation->value, operation->width);
+    memset(destination, operation->value, operation->size);
     return CUDA_SUCCESS;
 }
 
@@ -111,10 +110,7 @@ static CUresult call(const Operation *operation) {
     Operation copied = *operation;
     unlock_state();
     in_kernel = true;
-    if (copied.kind == KERNEL)
-        result = copied.kernel(copied.userdata);
-    else
-        copied.host_function(copied.userdata);
+    result = copied.kernel(copied.userdata);
     in_kernel = false;
     lock_state();
     return result;
@@ -138,7 +134,7 @@ static void execute(const Operation *operation) {
         result = copy(operation);
     else if (operation->kind == FILL)
         result = fill(operation);
-    else if (operation->kind == KERNEL || operation->kind == HOST_FUNCTION)
+    else if (operation->kind == KERNEL)
         result = call(operation);
     else if (operation->kind == LAUNCH)
         for (size_t i = 0; i < operation->graph->count; i++)
@@ -179,8 +175,6 @@ static void run(Stream *stream, uint64_t sequence) {
     }
 }
 
-static void start_execution(void) { state.executing++; }
-
 static void end_execution(void) {
     state.executing--;
     free_graveyard();
@@ -192,7 +186,7 @@ static void wait_for_device(void) {
     unlock_state();
     pthread_mutex_lock(&device);
     lock_state();
-    start_execution();
+    state.executing++;
 }
 
 CUresult finish(Stream *stream, uint64_t sequence) {
@@ -216,13 +210,12 @@ CUresult finish_context(Context *context) {
 }
 
 /* For queries: executes unless another thread does, because the caller may hold what that thread needs. */
-bool try_finish(Stream *stream, uint64_t sequence) {
+void try_finish(Stream *stream, uint64_t sequence) {
     if (in_kernel || pthread_mutex_trylock(&device))
-        return false;
-    start_execution();
+        return;
+    state.executing++;
     run(stream, sequence);
     end_execution();
-    return true;
 }
 
 size_t pending_operations(void) {

@@ -60,7 +60,7 @@ static CUresult check(const char *function, unsigned conditions) {
     if (conditions & INITIALIZED && !state.initialized)
         return CUDA_ERROR_NOT_INITIALIZED;
     if (conditions & WAITS && in_kernel) {
-        defect("%s was called inside a kernel or a host function", function);
+        defect("%s was called inside a kernel", function);
         return CUDA_ERROR_NOT_PERMITTED;
     }
     CUresult result = fail_now(function);

@@ -22,32 +22,13 @@ Stream *stream_of(CUstream handle, CUresult *result) {
     return stream;
 }
 
-static CUresult create(CUstream *handle, unsigned flags) {
+CUresult CUDAAPI cuStreamCreate(CUstream *handle, unsigned int flags) {
+    ENTER(CALL)
     if (flags > CU_STREAM_NON_BLOCKING)
-        return CUDA_ERROR_INVALID_VALUE;
+        return leave(CUDA_ERROR_INVALID_VALUE);
     Stream *stream = calloc(1, sizeof *stream);
     *stream = (Stream){.live = true, .blocking = flags != CU_STREAM_NON_BLOCKING, .context = current_context()};
     *handle = new_object(STREAMS, stream);
-    return CUDA_SUCCESS;
-}
-
-CUresult CUDAAPI cuStreamCreate(CUstream *handle, unsigned int flags) {
-    ENTER(CALL)
-    return leave(create(handle, flags));
-}
-
-CUresult CUDAAPI cuStreamCreateWithPriority(CUstream *handle, unsigned int flags, int priority) {
-    (void)priority;
-    ENTER(CALL)
-    return leave(create(handle, flags));
-}
-
-CUresult CUDAAPI cuCtxGetStreamPriorityRange(int *least, int *greatest) {
-    ENTER(CALL)
-    if (least)
-        *least = 0;
-    if (greatest)
-        *greatest = 0;
     return leave(CUDA_SUCCESS);
 }
 
@@ -63,29 +44,19 @@ CUresult CUDAAPI cuStreamDestroy(CUstream handle) {
     return leave(state.sticky);
 }
 
-CUresult CUDAAPI cuStreamGetFlags(CUstream handle, unsigned int *flags) {
-    ENTER(CALL)
-    Stream *stream = stream_of(handle, &result);
-    if (!result)
-        *flags = stream->blocking ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING;
-    return leave(result);
-}
-
-/* A capturing stream has nothing to wait for. */
-static CUresult waitable(Stream *stream, CUresult result) {
-    if (!result && stream->capture) {
+/* The stream to wait for: a capturing one has nothing to wait for, and a capture may forbid it. */
+static Stream *waitable(CUstream handle, CUresult *result) {
+    Stream *stream = stream_of(handle, result);
+    if (!*result && stream->capture)
         stream->capture->invalid = true;
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    }
-    return result;
+    if (!*result && (stream->capture || forbids_unsafe_calls()))
+        *result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    return stream;
 }
 
 CUresult CUDAAPI cuStreamSynchronize(CUstream handle) {
     ENTER(CALL | WAITS)
-    Stream *stream = stream_of(handle, &result);
-    result = waitable(stream, result);
-    if (!result && forbids_unsafe_calls())
-        result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    Stream *stream = waitable(handle, &result);
     if (!result) {
         if (stream->legacy) /* waits for blocking streams even if nothing was submitted to it */
             submit(stream, (Operation){.kind = NOTHING});
@@ -96,10 +67,7 @@ CUresult CUDAAPI cuStreamSynchronize(CUstream handle) {
 
 CUresult CUDAAPI cuStreamQuery(CUstream handle) {
     ENTER(CALL)
-    Stream *stream = stream_of(handle, &result);
-    result = waitable(stream, result);
-    if (!result && forbids_unsafe_calls())
-        result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    Stream *stream = waitable(handle, &result);
     if (result)
         return leave(result);
     if (pending(stream) && ++stream->queries % QUERIES_UNTIL_PROGRESS == 0)
@@ -122,10 +90,3 @@ CUresult CUDAAPI cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsign
     return leave(submit(stream, (Operation){.kind = WAIT, .record = use_record(event->record)}));
 }
 
-CUresult CUDAAPI cuLaunchHostFunc(CUstream handle, CUhostFn function, void *userdata) {
-    ENTER(CALL)
-    Stream *stream = stream_of(handle, &result);
-    if (!result)
-        result = submit(stream, (Operation){.kind = HOST_FUNCTION, .host_function = function, .userdata = userdata});
-    return leave(result);
-}

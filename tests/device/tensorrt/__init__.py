@@ -8,13 +8,15 @@ above says what it models and what it cannot show.
 
 from .builder import Builder, IBuilderConfig, IOptimizationProfile, IProgressMonitor, ITimingCache
 from .context import IExecutionContext
-from .engine import ICudaEngine, Runtime
-from .enums import (
+from .engine import ICudaEngine, IHostMemory, Runtime
+from .native import VERSION_TEXT as __version__
+from .native import (
     BuilderFlag,
     DataType,
     Dims,
     ExecutionContextAllocationStrategy,
     GatherMode,
+    ILogger,
     LayerType,
     MemoryPoolType,
     NetworkDefinitionCreationFlag,
@@ -22,8 +24,4 @@ from .enums import (
     TensorLocation,
     nptype,
 )
-from .logger import ILogger
-from .network import IGatherLayer, ILayer, INetworkDefinition, ITensor
-from .parser import OnnxParser
-from .plan import IHostMemory
-from .versions import VERSION_TEXT as __version__
+from .parser import IGatherLayer, ILayer, INetworkDefinition, ITensor, OnnxParser

@@ -6,12 +6,7 @@ features; anything but a cast or a reshape between the softmax and the second pr
 slice of queries or keys.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
-from .enums import DataType, LayerType
+from .native import DataType, LayerType
 
 _SCALE_AND_MASK = {LayerType.ELEMENTWISE, LayerType.SHUFFLE, LayerType.CAST, LayerType.SELECT}
 _FREE = {LayerType.SHUFFLE, LayerType.CAST, LayerType.IDENTITY}
@@ -21,7 +16,7 @@ _MIN_HEAD, _MAX_HEAD = 16, 256
 _OPERANDS = 4  # of the two products
 
 
-def fused_attention(network: Any, half: bool, max_tokens: int) -> list[str]:
+def fused_attention(network, half, max_tokens):
     """Return the names of the softmax layers whose attention becomes one kernel.
 
     Args:
@@ -30,15 +25,15 @@ def fused_attention(network: Any, half: bool, max_tokens: int) -> list[str]:
         max_tokens: the longest sequence of any profile.
     """
     producers = {id(tensor): layer for layer in network._layers for tensor in layer._outputs}
-    consumers: dict[int, list[Any]] = {}
+    consumers = {}
     for layer in network._layers:
         for tensor in layer._inputs:
             consumers.setdefault(id(tensor), []).append(layer)
 
-    def before(layer: Any) -> list[Any]:
+    def before(layer):
         return [producers[id(tensor)] for tensor in layer._inputs if id(tensor) in producers]
 
-    def after(layer: Any) -> list[Any]:
+    def after(layer):
         return [consumer for tensor in layer._outputs for consumer in consumers.get(id(tensor), [])]
 
     found = []
@@ -50,7 +45,7 @@ def fused_attention(network: Any, half: bool, max_tokens: int) -> list[str]:
     return found
 
 
-def _fits(scores: Any, heads: Any, before: Callable[[Any], list[Any]], half: bool, max_tokens: int) -> bool:
+def _fits(scores, heads, before, half, max_tokens):
     query, value = scores.get_input(0), heads.get_output(0)
     size = query.shape[-1]
     sources = [_behind_reshapes(layer, before) for product in (scores, heads) for layer in before(product)]
@@ -62,13 +57,13 @@ def _fits(scores: Any, heads: Any, before: Callable[[Any], list[Any]], half: boo
     return query.dtype in types and value.dtype in types and _MIN_HEAD <= size <= _MAX_HEAD
 
 
-def _behind_reshapes(layer: Any, before: Callable[[Any], list[Any]]) -> Any:
+def _behind_reshapes(layer, before):
     while layer.type == LayerType.SHUFFLE and before(layer):
         layer = before(layer)[0]
     return layer
 
 
-def _product(start: Any, neighbours: Callable[[Any], list[Any]], passed: set[Any]) -> Any | None:
+def _product(start, neighbours, passed):
     queue, seen = neighbours(start), set()
     while queue:
         layer = queue.pop(0)

@@ -1,22 +1,30 @@
 """The builder: configuration, optimization profiles, timing caches and the build itself."""
 
-from __future__ import annotations
-
 import json
 import math
-from typing import Any
 
 import onnx
 
-from . import device, plan
+from . import device
 from .attention import fused_attention
-from .enums import BuilderFlag, Dims, LayerType, MemoryPoolType
-from .logger import Log, checked
+from .engine import IHostMemory, write
 from .model import activation_bytes, tensor_shapes, weights_bytes
 from .model import model as computable_model
-from .network import INetworkDefinition, new_network
-from .plan import IHostMemory
-from .versions import SERIALIZATION_VERSION, VERSION_TEXT, Native, instance, integer, setting
+from .native import (
+    SERIALIZATION_VERSION,
+    VERSION_TEXT,
+    BuilderFlag,
+    Dims,
+    LayerType,
+    Log,
+    MemoryPoolType,
+    Native,
+    checked,
+    instance,
+    integer,
+    setting,
+)
+from .parser import INetworkDefinition, new_network
 
 _PRECISIONS = ("FP16", "BF16", "INT8", "FP8", "INT4")
 #: What a second and a third tactic of a matrix product would take, as multiples of its inputs and outputs.
@@ -28,109 +36,93 @@ _ENTRY_MS = 0.01
 
 
 class IProgressMonitor(Native):
-    """Base of a program's own monitor of builds."""
-
-    def __init__(self) -> None:
+    def __init__(self):
         pass
 
-    def __setattr__(self, name: str, value: object) -> None:
+    def __setattr__(self, name, value):
         object.__setattr__(self, name, value)
 
 
 class IOptimizationProfile(Native):
-    """The allowed shapes of inputs."""
-
-    def set_shape(self, input: str, min: Any, opt: Any, max: Any) -> None:
+    def set_shape(self, input, min, opt, max):
         shapes = [Dims(shape) for shape in (min, opt, max)]
         ordered = all(0 <= low <= middle <= high for low, middle, high in zip(*shapes, strict=True))
         self._valid = self._valid and ordered  # MIN<=OPT<=MAX
         self._shapes[input] = shapes
 
-    def __bool__(self) -> bool:
+    def __bool__(self):
         return bool(self._valid)
 
 
 class ITimingCache(Native):
-    """Measured times, by layer."""
-
-    def serialize(self) -> IHostMemory:
+    def serialize(self):
         return IHostMemory(json.dumps({"made_by": self._made_by, "entries": self._entries}).encode())
 
 
 class IBuilderConfig(Native):
-    """The settings of a build."""
-
     progress_monitor = setting(None, (IProgressMonitor, type(None)))
 
-    def get_flag(self, flag: Any) -> bool:
+    def get_flag(self, flag):
         return bool(self._flags >> int(instance(flag, BuilderFlag)) & 1)
 
-    def set_flag(self, flag: Any) -> None:
+    def set_flag(self, flag):
         self._flags |= 1 << int(instance(flag, BuilderFlag))
 
-    def clear_flag(self, flag: Any) -> None:
+    def clear_flag(self, flag):
         self._flags &= ~(1 << int(instance(flag, BuilderFlag)))
 
-    def set_memory_pool_limit(self, pool: Any, pool_size: int) -> None:
+    def set_memory_pool_limit(self, pool, pool_size):
         if instance(pool, MemoryPoolType) == MemoryPoolType.TACTIC_DRAM and int(pool_size).bit_count() != 1:
             self._log.usage("IBuilderConfig::setMemoryPoolLimit", "condition: std::has_single_bit(poolSize).")
             return
         self._pools[pool] = int(pool_size)
 
-    def get_memory_pool_limit(self, pool: Any) -> int:
+    def get_memory_pool_limit(self, pool):
         return int(self._pools.get(instance(pool, MemoryPoolType)) or self._device_bytes)
 
-    def add_optimization_profile(self, profile: Any) -> int:
+    def add_optimization_profile(self, profile):
         if not instance(profile, IOptimizationProfile):
             self._log.usage("IBuilderConfig::addOptimizationProfile", "condition: profile->isValid().")
             return -1
         self._profiles.append(profile)
         return len(self._profiles) - 1
 
-    def create_timing_cache(self, serialized_timing_cache: Any) -> Any:
+    def create_timing_cache(self, serialized_timing_cache):
         content = bytes(memoryview(serialized_timing_cache))
         loaded = json.loads(content) if content else {"entries": {}, "made_by": self._made_by}
         return ITimingCache._make(_entries=loaded["entries"], _made_by=loaded["made_by"], _log=self._log)
 
-    def set_timing_cache(self, cache: Any, ignore_mismatch: bool) -> bool:
+    def set_timing_cache(self, cache, ignore_mismatch):
         if instance(cache, ITimingCache)._made_by != self._made_by and not ignore_mismatch:
             self._log.usage("setTimingCache", f"the timing cache is of {cache._made_by}, this is {self._made_by}")
             return False
         self._timing_cache = cache
         return True
 
-    def get_timing_cache(self) -> Any:
+    def get_timing_cache(self):
         return self._timing_cache
 
 
 class Builder(Native):
-    """Makes engines."""
-
-    def __init__(self, logger: Any) -> None:
+    def __init__(self, logger):
         self._log = Log(checked(logger))
 
     @property
-    def _made_by(self) -> list[Any]:
+    def _made_by(self):
         return [VERSION_TEXT, *device.compute_capability()]
 
-    def create_network(self, flags: int = 0) -> Any:
+    def create_network(self, flags=0):
         return new_network(self._log, integer(flags))
 
-    def create_optimization_profile(self) -> Any:
+    def create_optimization_profile(self):
         return IOptimizationProfile._make(_shapes={}, _valid=True)
 
-    def create_builder_config(self) -> Any:
-        return IBuilderConfig._make(
-            _log=self._log,
-            _made_by=self._made_by,
-            _device_bytes=device.total_bytes(),
-            _flags=1 << int(BuilderFlag.TF32),
-            _pools={},
-            _profiles=[],
-            _timing_cache=None,
-        )
+    def create_builder_config(self):
+        made = {"_log": self._log, "_made_by": self._made_by, "_device_bytes": device.total_bytes()}
+        flags = 1 << int(BuilderFlag.TF32)
+        return IBuilderConfig._make(**made, _flags=flags, _pools={}, _profiles=[], _timing_cache=None)
 
-    def build_serialized_network(self, network: Any, config: Any) -> Any:
+    def build_serialized_network(self, network, config):
         instance(network, INetworkDefinition)
         instance(config, IBuilderConfig)
         return _Build(network, config, self._log, self._made_by).run()
@@ -141,17 +133,15 @@ class _Canceled(Exception):
 
 
 class _Build:
-    """One build."""
-
-    def __init__(self, network: Any, config: Any, log: Log, made_by: list[Any]) -> None:
+    def __init__(self, network, config, log, made_by):
         self.network, self.config, self.log, self.made_by = network, config, log, made_by
-        self.entries: dict[str, float] = {}
+        self.entries = {}
 
-    def fail(self, reason: str, kind: str = "API Usage Error", code: int = 4) -> bool:
+    def fail(self, reason, kind="API Usage Error", code=4):
         self.log.error(_BUILD, code, kind, reason)
         return False
 
-    def check(self) -> bool:
+    def check(self):
         """Return whether the network fits the configuration; the log has the reason if not."""
         network, config = self.network, self.config
         flags = [BuilderFlag[name] for name in _PRECISIONS if hasattr(BuilderFlag, name)]
@@ -171,7 +161,7 @@ class _Build:
                     return self.fail(f"Dimension mismatch for tensor {tensor.name} and profile {index}.")
         return True
 
-    def run(self) -> Any:
+    def run(self):
         if not self.check():
             return None
         try:
@@ -188,7 +178,7 @@ class _Build:
             self.config._timing_cache._entries.update(self.entries)
         return data and IHostMemory(data)
 
-    def _phases(self) -> bytes | None:
+    def _phases(self):
         with _Phase(self, "Building engine", None, 4) as building:
             with _Phase(self, "Preparing graph for optimization", "Building engine", 2) as preparing:
                 model = onnx.load_model_from_string(self.network._model)
@@ -211,12 +201,12 @@ class _Build:
             building.step()
             return data
 
-    def _shapes(self, profile: Any) -> dict[str, list[list[int]]]:
+    def _shapes(self, profile):
         shapes = {} if profile is None else profile._shapes
         fixed = {tensor.name: [tensor.shape] * 3 for tensor in self.network._inputs}
         return {name: [list(shape) for shape in shapes.get(name, fixed[name])] for name in fixed}
 
-    def _time(self, shapes: list[dict[str, tuple[int, ...]]]) -> None:
+    def _time(self, shapes):
         cache = self.config._timing_cache
         known = cache._entries if cache is not None else {}
         layers = [layer for layer in self.network._layers if layer.type != LayerType.CONSTANT]
@@ -232,7 +222,7 @@ class _Build:
                         timing.step()
                 costs.step()
 
-    def _skip_tactics(self, layer: Any, shapes: dict[str, tuple[int, ...]]) -> None:
+    def _skip_tactics(self, layer, shapes):
         tensors = [tensor for tensor in (*layer._inputs, *layer._outputs) if tensor is not None]
         lengths = [shapes.get(tensor.name, tuple(tensor.shape)) for tensor in tensors]
         size = sum(abs(math.prod(one)) * tensor.dtype.itemsize for one, tensor in zip(lengths, tensors, strict=True))
@@ -241,55 +231,46 @@ class _Build:
         limit = max(min(workspace, dram - _BUILDER_BYTES, device.free_bytes()), 0)
         for tactic, factor in _TACTICS.items():
             if size * factor > limit:
-                self.log.warning(
-                    f"Tactic Device request: {size * factor >> 20}MB Available: {limit >> 20}MB. Device memory is "
-                    "insufficient to use tactic."
-                )
+                sizes = f"request: {size * factor >> 20}MB Available: {limit >> 20}MB"
+                self.log.warning(f"Tactic Device {sizes}. Device memory is insufficient to use tactic.")
                 self.log.warning(
                     f"UNSUPPORTED_STATE: Skipping tactic {tactic} due to insufficient memory on requested size of "
                     f"{size * factor} detected for tactic 0x{tactic:016x}."
                 )
 
-    def _serialize(self, profiles: list[dict[str, list[list[int]]]], activations: list[int]) -> bytes:
+    def _serialize(self, profiles, activations):
         half = not self.network._strongly_typed and self.config.get_flag(BuilderFlag.FP16)
         longest = max((size for each in profiles for _, _, high in each.values() for size in high[1:2]), default=0)
         fused = fused_attention(self.network, half, longest)
         layers = [layer.name for layer in self.network._layers if layer.type != LayerType.CONSTANT]
         kernels = [f"_gemm_mha_v2_myl0_{layers.index(name)}" for name in fused]
-        description = {
-            "made_by": self.made_by,
-            "name": self.network.name,
-            "layers": [name for name in layers if name not in fused] + kernels,
-            "inputs": [_io(tensor) for tensor in self.network._inputs],
-            "outputs": [_io(tensor) for tensor in self.network._outputs],
-            "profiles": profiles,
-            "dimension_names": {tensor.name: tensor._dimension_names for tensor in self.network._inputs},
-            "activation_bytes": activations,
-        }
-        return plan.write(SERIALIZATION_VERSION, description, self.network._model)
+        network = self.network
+        description = {"made_by": self.made_by, "name": network.name, "profiles": profiles}
+        description |= {end: [_io(each) for each in getattr(network, f"_{end}")] for end in ("inputs", "outputs")}
+        description["layers"] = [name for name in layers if name not in fused] + kernels
+        description["dimension_names"] = {tensor.name: tensor._dimension_names for tensor in network._inputs}
+        return write(SERIALIZATION_VERSION, {**description, "activation_bytes": activations}, network._model)
 
 
-def _io(tensor: Any) -> list[Any]:
+def _io(tensor):
     return [tensor.name, tensor.dtype.name, list(tensor.shape)]
 
 
 class _Phase:
-    """A phase of the build, as the monitor sees it."""
-
-    def __init__(self, build: _Build, name: str, parent: str | None, steps: int) -> None:
+    def __init__(self, build, name, parent, steps):
         self.monitor = build.config.progress_monitor
         self.name, self.parent, self.steps, self.done = name, parent, steps, 0
 
-    def __enter__(self) -> _Phase:
+    def __enter__(self):
         if self.monitor is not None:
             self.monitor.phase_start(self.name, self.parent, self.steps)
         return self
 
-    def step(self) -> None:
+    def step(self):
         step, self.done = self.done, self.done + 1
         if self.monitor is not None and not self.monitor.step_complete(self.name, step):
             raise _Canceled
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error):
         if self.monitor is not None:
             self.monitor.phase_finish(self.name)

@@ -5,24 +5,21 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import Counter
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from . import device
-from .enums import Dims, ExecutionContextAllocationStrategy, TensorIOMode, UnknownDims
-from .versions import Native, instance, integer
+from .native import Dims, ExecutionContextAllocationStrategy, Native, TensorIOMode, UnknownDims, instance, integer
 
 _ALIGNMENT = 256
 _patterns = itertools.cycle(range(1, 256))
 
 
 class IExecutionContext(Native):
-    """The settings of one user of an engine."""
-
     active_optimization_profile = property(lambda self: self._profile)
 
-    def set_input_shape(self, name: str, shape: Any) -> bool:
+    def set_input_shape(self, name, shape):
         sizes = tuple(integer(size) for size in instance(shape, (tuple, list, Dims)))
         low, _, high = self._engine._profiles[self._profile].get(name, [()] * 3)
         if len(low) != len(sizes) or not all(a <= b <= c for a, b, c in zip(low, sizes, high, strict=True)):
@@ -33,24 +30,24 @@ class IExecutionContext(Native):
             self._enqueued = False
         return True
 
-    def get_tensor_shape(self, name: str) -> Any:
+    def get_tensor_shape(self, name):
         if name in self._shapes:
             return Dims(self._shapes[name])
         if self._engine._tensors[name].mode == TensorIOMode.OUTPUT and not self._missing():
             return UnknownDims() if self._contradicts("getTensorShape") else Dims(self._output_shapes()[name])
         return Dims(self._engine._tensors[name].shape)
 
-    def infer_shapes(self) -> list[str]:
+    def infer_shapes(self):
         missing = self._missing()
         if not missing and self._contradicts("inferShapes"):
             raise RuntimeError("infer_shapes error code: -1")
         return missing
 
-    def set_tensor_address(self, name: str, memory: int) -> bool:
+    def set_tensor_address(self, name, memory):
         self._addresses[name] = integer(memory)
         return True
 
-    def set_device_memory(self, memory: int, size: int) -> None:
+    def set_device_memory(self, memory, size):
         needed = self._engine.device_memory_size_v2
         if self._strategy != ExecutionContextAllocationStrategy.USER_MANAGED or integer(memory) % _ALIGNMENT:
             self._refuse("setDeviceMemoryV2", f"the context is kUSER_MANAGED and memory is aligned to {_ALIGNMENT}")
@@ -59,7 +56,7 @@ class IExecutionContext(Native):
         else:
             self._arena = (int(memory), int(size))
 
-    def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
+    def set_optimization_profile_async(self, profile_index, stream_handle):
         stream = integer(stream_handle)
         if not 0 <= integer(profile_index) < len(self._engine._profiles) or set(self._in_flight) - {stream}:
             return self._refuse("setOptimizationProfileAsync", "no such profile, or another stream still runs")
@@ -69,7 +66,7 @@ class IExecutionContext(Native):
         self._shapes = _static_shapes(self._engine)
         return True
 
-    def execute_async_v3(self, stream_handle: int) -> bool:
+    def execute_async_v3(self, stream_handle):
         function, stream = "enqueueV3", integer(stream_handle)
         for name, tensor in self._engine._tensors.items():
             if not self._addresses.get(name):
@@ -86,7 +83,7 @@ class IExecutionContext(Native):
             return self._refuse(function, "one stream at a time. Another stream still uses this context")
         return self._enqueue(function, stream, _Run(self, stream))
 
-    def _enqueue(self, function: str, stream: int, work: Any) -> bool:
+    def _enqueue(self, function, stream, work):
         log = self._engine._log
         try:
             captured = device.capturing(stream)
@@ -105,19 +102,19 @@ class IExecutionContext(Native):
             self._enqueued = True
         return True
 
-    def _named(self, mode: Any) -> list[str]:
+    def _named(self, mode):
         return [name for name, tensor in self._engine._tensors.items() if tensor.mode == mode]
 
-    def _refuse(self, function: str, reason: str) -> bool:
+    def _refuse(self, function, reason):
         self._engine._log.usage(f"IExecutionContext::{function}", f"condition: {reason}.")
         return False
 
-    def _missing(self) -> list[str]:
+    def _missing(self):
         return [name for name in self._named(TensorIOMode.INPUT) if name not in self._shapes]
 
-    def _contradicts(self, function: str) -> bool:
+    def _contradicts(self, function):
         """Return whether the shapes of the inputs contradict each other, and log why."""
-        sizes: dict[str, int] = {}
+        sizes = {}
         reason = ""
         for name, labels in self._engine._description["dimension_names"].items():
             for label, size in zip(labels, self._shapes[name], strict=True):
@@ -132,23 +129,19 @@ class IExecutionContext(Native):
             self._engine._log.error(f"IExecutionContext::{function}", 7, "Internal Error", reason)
         return bool(reason)
 
-    def _output_shapes(self) -> dict[str, tuple[int, ...]]:
-        shapes: dict[str, tuple[int, ...]] = self._engine._model.output_shapes(tuple(sorted(self._shapes.items())))
-        return shapes
+    def _output_shapes(self):
+        return self._engine._model.output_shapes(tuple(sorted(self._shapes.items())))
 
 
 class _Switch:
-    """The work of a switch to another profile."""
-
-    def __init__(self, context: Any) -> None:
+    def __init__(self, context):
         self.context = weakref.ref(context)
 
-    def submitted(self, number: int) -> None:
+    def submitted(self, number):
         pass
 
-    def __call__(self) -> None:
-        context = self.context()
-        if context is not None:
+    def __call__(self):
+        if context := self.context():
             context._switching = None
 
 
@@ -160,7 +153,7 @@ class _Run:
 
     pending: ClassVar[dict[int, _Run]] = {}
 
-    def __init__(self, context: Any, stream: int) -> None:
+    def __init__(self, context, stream):
         self.context, self.stream = weakref.ref(context), stream
         shapes = {**context._shapes, **context._output_shapes()}
         self.places = {name: (context._addresses[name], shape) for name, shape in shapes.items()}
@@ -168,12 +161,12 @@ class _Run:
         self.arena = (context._arena[0], needed) if needed else None
         self.number = 0
 
-    def submitted(self, number: int) -> None:
+    def submitted(self, number):
         self.number = number
         self.pending[number] = self
         self.context()._in_flight[self.stream] += 1
 
-    def __call__(self) -> None:
+    def __call__(self):
         """Compute, and check that no other run uses the activation memory and the weights are unchanged."""
         context = self.context()
         if context is None:
@@ -200,24 +193,26 @@ class _Run:
         if not (self._bytes("the weights", *engine._weights) == engine._fill).all():
             raise device.DeviceFault(f"the weights of engine {engine.name!r} were overwritten")
 
-    def _check_order(self) -> None:
+    def _check_order(self):
         """Reject overtaking a run that was submitted earlier and has the same activation memory.
 
         It is on another stream, which no event of this one waits for: on a device, the two could run at once.
         """
         for number, other in self.pending.items():
-            shared = self.arena and other.arena and _overlap(self.arena, other.arena)
-            if number < self.number and shared and other.context():
+            if number >= self.number or not (self.arena and other.arena and other.context()):
+                continue
+            (ours, our_bytes), (theirs, their_bytes) = self.arena, other.arena
+            if ours < theirs + their_bytes and theirs < ours + our_bytes:
                 raise device.DeviceFault("two runs on unordered streams have the same activation memory")
 
-    def _array(self, engine: Any, name: str) -> Any:
+    def _array(self, engine, name):
         tensor, (address, shape) = engine._tensors[name], self.places[name]
         if address % _ALIGNMENT:
             raise device.DeviceFault(f"the address {address:#x} of {name!r} is not aligned to {_ALIGNMENT} bytes")
         size = int(np.prod(shape, dtype=np.int64)) * tensor.numpy.itemsize
         return self._bytes(f"{name!r}", address, size).view(tensor.numpy).reshape(shape)
 
-    def _bytes(self, what: str, address: int, size: int) -> Any:
+    def _bytes(self, what, address, size):
         if not size:
             return np.empty(0, np.uint8)
         view = device.view(address, size)
@@ -226,7 +221,7 @@ class _Run:
         return view
 
 
-def new_context(engine: Any, strategy: Any) -> Any:
+def new_context(engine, strategy):
     """Return a context of an engine; None if its memory cannot be allocated."""
     function, arena = "ICudaEngine::createExecutionContext", None
     size = engine.device_memory_size_v2
@@ -235,28 +230,16 @@ def new_context(engine: Any, strategy: Any) -> Any:
         if memory is None:
             return None
         arena = (memory, size)
-    context = IExecutionContext._make(
-        _engine=engine,  # pybind11 keeps the engine while its contexts live
-        _strategy=strategy,
-        _addresses={},
-        _shapes=_static_shapes(engine),
-        _profile=0,
-        _arena=arena,
-        _switching=None,
-        _enqueued=False,
-        _captured=[],
-        _in_flight=Counter(),
-    )
+    # pybind11 keeps the engine while its contexts live.
+    settings = {"_engine": engine, "_strategy": strategy, "_addresses": {}, "_shapes": _static_shapes(engine)}
+    state = {"_switching": None, "_enqueued": False, "_captured": [], "_in_flight": Counter()}
+    context = IExecutionContext._make(**settings, _profile=0, _arena=arena, **state)
     weakref.finalize(context, device.forget, context._captured).atexit = False
     if arena:
         weakref.finalize(context, device.free, arena[0], "an execution context").atexit = False
     return context
 
 
-def _static_shapes(engine: Any) -> dict[str, tuple[int, ...]]:
+def _static_shapes(engine):
     inputs = {name: tensor for name, tensor in engine._tensors.items() if tensor.mode == TensorIOMode.INPUT}
     return {name: tensor.shape for name, tensor in inputs.items() if -1 not in tensor.shape}
-
-
-def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    return one[0] < other[0] + other[1] and other[0] < one[0] + one[1]

@@ -1,15 +1,11 @@
 """The double's view of the device: the CUDA driver, and the control functions of the software driver."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from ctypes import POINTER, byref, c_int, c_size_t, c_uint64, c_void_p
 from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -18,11 +14,11 @@ _NO_CONTEXT = (1, 201, 709)  # invalid value, invalid context, context is destro
 _COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR = 75, 76
 
 #: Why kernels failed. A program sees error 700 alone; these are for whoever debugs a test.
-faults: list[str] = []
+faults = []
 
 _KERNEL = ctypes.CFUNCTYPE(c_int, c_void_p)
 _numbers = itertools.count(1)
-_kernels: dict[int, tuple[Callable[[], None], bool]] = {}
+_kernels = {}
 
 
 class DeviceFault(Exception):
@@ -32,13 +28,13 @@ class DeviceFault(Exception):
 class CudaError(Exception):
     """A function of the driver failed; ``code`` is its CUresult."""
 
-    def __init__(self, function: str, code: int) -> None:
+    def __init__(self, function, code):
         super().__init__(f"{function} failed with {code}")
         self.code = code
 
 
 @cache
-def _driver() -> ctypes.CDLL:
+def _driver():
     driver = ctypes.CDLL("libcuda.so.1")
     driver.cuMemAlloc_v2.argtypes = [POINTER(c_uint64), c_size_t]
     driver.cuMemFree_v2.argtypes = [c_uint64]
@@ -48,35 +44,32 @@ def _driver() -> ctypes.CDLL:
     return driver
 
 
-def _call(name: str, *arguments: object) -> None:
+def _call(name, *arguments):
     code = getattr(_driver(), name)(*arguments)
     if code != SUCCESS:
         raise CudaError(name, code)
 
 
-def compute_capability() -> tuple[int, int]:
-    """Return the compute capability of the first device."""
+def compute_capability():
     major, minor = c_int(), c_int()
     _call("cuDeviceGetAttribute", byref(major), _COMPUTE_CAPABILITY_MAJOR, 0)
     _call("cuDeviceGetAttribute", byref(minor), _COMPUTE_CAPABILITY_MINOR, 0)
     return major.value, minor.value
 
 
-def current_context() -> int | None:
-    """Return the CUDA context of this thread."""
+def current_context():
     context = c_void_p()
     _call("cuCtxGetCurrent", byref(context))
     return context.value
 
 
-def total_bytes() -> int:
-    """Return the memory of the device."""
+def total_bytes():
     total = c_size_t()
     _call("cuDeviceTotalMem_v2", byref(total), 0)
     return total.value
 
 
-def free_bytes() -> int:
+def free_bytes():
     """Return the free memory of the device; all of it where no context is current."""
     free, total = c_size_t(), c_size_t()
     try:
@@ -86,14 +79,13 @@ def free_bytes() -> int:
     return free.value
 
 
-def allocate(size: int) -> int:
-    """Allocate device memory."""
+def allocate(size):
     pointer = c_uint64()
     _call("cuMemAlloc_v2", byref(pointer), max(size, 1))
     return pointer.value
 
 
-def allocate_or_log(log: Any, function: str, size: int) -> int | None:
+def allocate_or_log(log, function, size):
     """Allocate device memory for a function of TensorRT; None, with the reason in its log, if that fails."""
     try:
         return allocate(size)
@@ -106,7 +98,7 @@ def allocate_or_log(log: Any, function: str, size: int) -> int | None:
 
 
 @contextmanager
-def scratch(size: int) -> Iterator[None]:
+def scratch(size):
     """Hold device memory in the primary context, which TensorRT's builder takes where none is current."""
     context = c_void_p()
     _call("cuDevicePrimaryCtxRetain", byref(context), 0)
@@ -124,7 +116,7 @@ def scratch(size: int) -> Iterator[None]:
         _call("cuDevicePrimaryCtxRelease_v2", 0)
 
 
-def free(pointer: int, owner: str) -> None:
+def free(pointer, owner):
     """Free device memory, as a destructor does: without the context that is a defect, after a fault it is not."""
     try:
         _call("cuMemFree_v2", pointer)
@@ -133,7 +125,7 @@ def free(pointer: int, owner: str) -> None:
             _report(f"the memory of {owner} could not be freed: {error}. Destroy it while its context is current")
 
 
-def view(pointer: int, size: int) -> Any | None:
+def view(pointer, size):
     """Return a range of device memory as an array of bytes; None unless all of it is allocated."""
     address = _driver().software_translate(pointer, size)
     if not address:
@@ -141,14 +133,13 @@ def view(pointer: int, size: int) -> Any | None:
     return np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
 
 
-def capturing(stream: int) -> bool:
-    """Return whether a graph is captured from a stream."""
+def capturing(stream):
     status = c_int()
     _call("cuStreamIsCapturing", c_void_p(stream), byref(status))
     return status.value != 0
 
 
-def launch(stream: int, kernel: Callable[[], None]) -> int:
+def launch(stream, kernel):
     """Enqueue a function and return its number; a captured one runs at every launch of the graph."""
     captured = capturing(stream)
     number = next(_numbers)
@@ -161,14 +152,14 @@ def launch(stream: int, kernel: Callable[[], None]) -> int:
     return number
 
 
-def forget(numbers: Iterable[int]) -> None:
+def forget(numbers):
     """Drop kernels whose context is destroyed. A graph that still runs one meets an illegal address."""
     for number in numbers:
         _kernels.pop(number, None)
 
 
 @_KERNEL
-def _run(number: int | None) -> int:
+def _run(number):
     kernel, captured = _kernels.get(number or 0, (None, False))
     if kernel is None:
         return _fault("work of an execution context ran after the context was destroyed")
@@ -181,12 +172,12 @@ def _run(number: int | None) -> int:
     return SUCCESS
 
 
-def _fault(reason: str) -> int:
+def _fault(reason):
     faults.append(reason)
     print(f"software device: {reason}", file=sys.stderr)
     return ILLEGAL_ADDRESS
 
 
-def _report(text: str) -> None:
+def _report(text):
     """Add a defect to those of the driver, which the tests look at."""
     _driver().software_report(text.encode())

@@ -1,11 +1,7 @@
 """The ONNX model of an engine: its shapes and sizes, and ONNX Runtime, which computes what its kernels would."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import onnx
@@ -16,24 +12,23 @@ _NUMPY |= {f"tensor({name})": np.dtype(name) for name in ("int8", "uint8", "int3
 _KEPT = 16  # a test loads the same engine many times
 
 
-def tensor_shapes(model: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(model, inputs):
     """Return the shapes of all tensors that shape inference finds when the inputs have these shapes."""
     return {name: shape for name, (shape, _) in _inferred(model, inputs).items()}
 
 
-def activation_bytes(model: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> int:
+def activation_bytes(model, inputs):
     """Return how much memory a run takes between inputs and outputs: its two largest tensors, which is a guess."""
     ends = {value.name for value in (*model.graph.input, *model.graph.output)}
     sizes = sorted(size for name, (_, size) in _inferred(model, inputs).items() if name not in ends)
     return -(-sum(sizes[-2:]) // _ALIGNMENT) * _ALIGNMENT
 
 
-def weights_bytes(model: onnx.ModelProto) -> int:
-    """Return the size of a model's initializers."""
+def weights_bytes(model):
     return sum(_size(tensor.data_type, tuple(tensor.dims)) for tensor in model.graph.initializer)
 
 
-def _inferred(model: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[tuple[int, ...], int]]:
+def _inferred(model, inputs):
     fixed = onnx.ModelProto()
     fixed.CopyFrom(model)
     del fixed.graph.value_info[:]
@@ -53,27 +48,26 @@ def _inferred(model: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> 
     return found
 
 
-def _size(elem_type: int, shape: tuple[int, ...]) -> int:
+def _size(elem_type, shape):
     return math.prod(shape, start=onnx.helper.tensor_dtype_to_np_dtype(elem_type).itemsize)
 
 
 class Model:
     """A model that ONNX Runtime can compute, on the CPU and in one thread: many engines share few cores in tests."""
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content):
         import onnxruntime  # late: the real TensorRT does not import it
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 3
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        self.session: Any = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        self.session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         self.outputs = [tensor.name for tensor in self.session.get_outputs()]
         self.weights_bytes = weights_bytes(onnx.load_model_from_string(content))
         self.output_shapes = lru_cache(self._output_shapes)
 
-    def _output_shapes(self, inputs: tuple[tuple[str, tuple[int, ...]], ...]) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the outputs for those of the inputs."""
+    def _output_shapes(self, inputs):
         # ONNX's inference cannot follow every computation of a shape. Zeros do, as no shape here depends on values.
         dtypes = {tensor.name: _NUMPY[tensor.type] for tensor in self.session.get_inputs()}
         values = self.session.run(None, {name: np.zeros(shape, dtypes[name]) for name, shape in inputs})
@@ -81,6 +75,5 @@ class Model:
 
 
 @lru_cache(maxsize=_KEPT)
-def model(content: bytes) -> Model:
-    """Return a model from its bytes."""
+def model(content):
     return Model(content)

@@ -1,67 +1,118 @@
-"""The ONNX parser: the layers of networks. Models that TensorRT rejects are beyond this double, and raise an error."""
-
-from __future__ import annotations
-
-from typing import Any
+"""Networks, and the parser that fills them: models that TensorRT rejects are beyond this double, and raise an error."""
 
 import onnx
 from onnx import TensorProto
 from onnx.inliner import inline_local_functions
 
-from .enums import DataType, Dims, GatherMode
-from .logger import Log, checked
-from .network import INetworkDefinition, ITensor
-from .versions import Native, instance
+from .native import (
+    VERSION,
+    DataType,
+    Dims,
+    GatherMode,
+    LayerType,
+    Log,
+    Native,
+    NetworkDefinitionCreationFlag,
+    checked,
+    instance,
+    integer,
+    setting,
+)
+
+
+class ITensor(Native):
+    """A tensor of a network; -1 stands for a dimension that is known at run time only."""
+
+    name = setting("")
+    dtype = setting(DataType.FLOAT) if VERSION < (11,) else property(lambda self: self._dtype)
+    shape = setting(Dims())
+    is_network_input = property(lambda self: self._input)
+    _input = _output = _constant = False
+    _dimension_names: tuple[str, ...] = ()
+
+    def get_dimension_name(self, index):
+        return self._dimension_names[integer(index)] or None if index < len(self._dimension_names) else None
+
+
+class ILayer(Native):
+    name = setting("")
+    type = property(lambda self: self._type)
+    num_inputs = property(lambda self: len(self._inputs))
+    num_outputs = property(lambda self: len(self._outputs))
+
+    def get_input(self, index):
+        return self._inputs[index]
+
+    def get_output(self, index):
+        return self._outputs[index]
+
+
+class IGatherLayer(ILayer):
+    """A layer that reads a table. A network returns it as :class:`ILayer`, until its class is set to this one."""
+
+    axis = setting(0)
+    mode = setting(GatherMode.DEFAULT)
+
+
+class INetworkDefinition(Native):
+    name = setting("Unnamed Network 0")
+    num_layers = property(lambda self: len(self._layers))
+    num_inputs = property(lambda self: len(self._inputs))
+    num_outputs = property(lambda self: len(self._outputs))
+
+    def get_flag(self, flag):
+        return bool(self._flags >> int(flag) & 1)
+
+    def get_layer(self, index):
+        return self._layers[index]
+
+    def get_input(self, index):
+        return self._inputs[index]
+
+    def get_output(self, index):
+        return self._outputs[index]
+
+    @property
+    def _strongly_typed(self):
+        # The only typing of TensorRT 11, whose network has no weakly typed kind.
+        return not hasattr(NetworkDefinitionCreationFlag, "EXPLICIT_BATCH") or self.get_flag(
+            NetworkDefinitionCreationFlag.STRONGLY_TYPED
+        )
+
+    def _add(self, kind, name, inputs, outputs, operator=""):
+        # TensorRT 10.3 reshapes where later versions have layers of their own.
+        found = getattr(LayerType, kind, LayerType.SHUFFLE)
+        layer = ILayer._make(_name=name, _type=found, _inputs=inputs, _outputs=outputs, _operator=operator)
+        self._layers.append(layer)
+        return layer
+
+
+def new_network(log, flags):
+    return INetworkDefinition._make(_log=log, _flags=flags, _layers=[], _inputs=[], _outputs=[], _model=None)
+
 
 _DATA_TYPES = {
-    TensorProto.FLOAT: DataType.FLOAT,
-    TensorProto.FLOAT16: DataType.HALF,
-    TensorProto.BFLOAT16: DataType.BF16,
-    TensorProto.INT8: DataType.INT8,
-    TensorProto.UINT8: DataType.UINT8,
-    TensorProto.INT32: DataType.INT32,
-    TensorProto.INT64: DataType.INT64,
-    TensorProto.BOOL: DataType.BOOL,
+    getattr(TensorProto, name): DataType[name] for name in ("FLOAT", "INT8", "UINT8", "INT32", "INT64", "BOOL")
 }
-#: ONNX operator to the layer that computes it.
-_LAYERS = {
-    operator: layer
-    for layer, operators in {
-        "ACTIVATION": "Relu",
-        "CAST": "Cast",
-        "DEQUANTIZE": "DequantizeLinear",
-        "ELEMENTWISE": "Add Sub Mul Div Less Mod LessOrEqual",
-        "FILL": "Range",
-        "GATHER": "Gather GatherElements GatherND",
-        "IDENTITY": "Identity",
-        "MATRIX_MULTIPLY": "MatMul Gemm",
-        "QUANTIZE": "QuantizeLinear",
-        "REDUCE": "ReduceMean ReduceSum",
-        "SELECT": "Where",
-        "SHAPE": "Shape",
-        "SHUFFLE": "Reshape Transpose",
-        "SLICE": "Slice Expand Pad",
-        "SOFTMAX": "Softmax",
-        "SQUEEZE": "Squeeze",
-        "UNARY": "Abs Neg Not",
-        "UNSQUEEZE": "Unsqueeze",
-    }.items()
-    for operator in operators.split()
-}
+_DATA_TYPES |= {TensorProto.FLOAT16: DataType.HALF, TensorProto.BFLOAT16: DataType.BF16}
+#: Layers, each with the operators of ONNX that it computes.
+_TABLE = """ACTIVATION Relu; CAST Cast; DEQUANTIZE DequantizeLinear; FILL Range; IDENTITY Identity; SHAPE Shape;
+    ELEMENTWISE Add Sub Mul Div Less Mod LessOrEqual; GATHER Gather GatherElements GatherND; SOFTMAX Softmax;
+    MATRIX_MULTIPLY MatMul Gemm; QUANTIZE QuantizeLinear; REDUCE ReduceMean ReduceSum; SELECT Where;
+    SHUFFLE Reshape Transpose; SLICE Slice Expand Pad; SQUEEZE Squeeze; UNARY Abs Neg Not; UNSQUEEZE Unsqueeze"""
+_LAYERS = {operator: layer for layer, *each in map(str.split, _TABLE.split(";")) for operator in each}
 _GATHER_MODES = {"Gather": "DEFAULT", "GatherElements": "ELEMENT", "GatherND": "ND"}
 _NOT_ELEMENTARY = {"MATRIX_MULTIPLY", "ELEMENTWISE", "SELECT"}
 
 
 class OnnxParser(Native):
-    """Reads an ONNX model into a network."""
-
     num_errors = property(lambda self: 0)
 
-    def __init__(self, network: Any, logger: Any) -> None:
+    def __init__(self, network, logger):
         self._network = instance(network, INetworkDefinition)
         self._log = Log(checked(logger))
 
-    def parse(self, model: Any, path: str | None = None) -> bool:
+    def parse(self, model, path=None):
         content = bytes(memoryview(model))
         _Import(self._network, onnx.load_model_from_string(content), self._log).run()
         self._network._model = content
@@ -69,17 +120,15 @@ class OnnxParser(Native):
 
 
 class _Import:
-    """The import of one model into a network."""
-
-    def __init__(self, network: Any, model: onnx.ModelProto, log: Log) -> None:
+    def __init__(self, network, model, log):
         self.network, self.log = network, log
         self.model = inline_local_functions(model)
-        self.tensors: dict[str, Any] = {}
+        self.tensors = {}
         self.unused = {tensor.name: tensor for tensor in self.model.graph.initializer}
         self.constants = dict(self.unused)
         self.broadcasts = 0
 
-    def run(self) -> None:
+    def run(self):
         graph = onnx.shape_inference.infer_shapes(self.model, data_prop=True).graph
         types = {value.name: value.type.tensor_type for value in (*graph.input, *graph.value_info, *graph.output)}
         for value in graph.input:
@@ -90,7 +139,7 @@ class _Import:
         for value in graph.output:
             self._add_output(value.name)
 
-    def _add_input(self, value: onnx.ValueInfoProto) -> None:
+    def _add_input(self, value):
         kind = value.type.tensor_type
         tensor = _tensor(value.name, kind)
         tensor._input = True
@@ -100,14 +149,14 @@ class _Import:
         self.tensors[value.name] = tensor
         self.network._inputs.append(tensor)
 
-    def _add_output(self, name: str) -> None:
+    def _add_output(self, name):
         tensor = self._tensor_of(name)
         tensor._output = True
         if tensor.dtype == DataType.INT64:
             self.log.warning(f"Make sure output {name} has Int64 binding.")
         self.network._outputs.append(tensor)
 
-    def _tensor_of(self, name: str) -> Any:
+    def _tensor_of(self, name):
         """Return a tensor that was made before; an initializer becomes a constant layer when it is first used."""
         if name in self.unused:
             value = self.unused.pop(name)
@@ -117,7 +166,7 @@ class _Import:
             self.tensors[name] = constant
         return self.tensors.get(name)
 
-    def _node(self, node: onnx.NodeProto, types: dict[str, onnx.TypeProto.Tensor]) -> None:
+    def _node(self, node, types):
         kind, name = _LAYERS[node.op_type], node.name or f"node_of_{node.output[0]}"
         inputs = [self._tensor_of(each) if each else None for each in node.input]
         if kind in _NOT_ELEMENTARY:
@@ -143,7 +192,7 @@ class _Import:
         else:
             self.network._add(kind, name, inputs, outputs, node.op_type)
 
-    def _broadcast(self, inputs: list[Any]) -> list[Any]:
+    def _broadcast(self, inputs):
         """Give all inputs the same rank, each with a layer of its own, as the operations of TensorRT need it."""
         rank = max(len(tensor.shape) for tensor in inputs)
         found = []
@@ -160,7 +209,7 @@ class _Import:
         return found
 
 
-def _constant_type(value: TensorProto) -> onnx.TypeProto.Tensor:
+def _constant_type(value):
     kind = onnx.TypeProto.Tensor(elem_type=value.data_type)
     kind.shape.SetInParent()
     for size in value.dims:
@@ -168,6 +217,6 @@ def _constant_type(value: TensorProto) -> onnx.TypeProto.Tensor:
     return kind
 
 
-def _tensor(name: str, kind: onnx.TypeProto.Tensor) -> Any:
+def _tensor(name, kind):
     shape = Dims(dim.dim_value if dim.HasField("dim_value") else -1 for dim in kind.shape.dim)
     return ITensor._make(_name=name, _dtype=_DATA_TYPES[kind.elem_type], _shape=shape)

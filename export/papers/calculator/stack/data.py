@@ -115,8 +115,8 @@ def _distinct(
     known: Collection[str] = (),
 ) -> list[str]:
     """Return distinct expressions that the tokenizer accepts, none of them ``known``, as they are drawn."""
-    found: dict[str, None] = {}
-    while len(found) < items:
+    texts: dict[str, None] = {}
+    while len(texts) < items:
         text = _drawn(random, int(random.choice(operands)), int(random.choice(depths)), operand, operators)
         if text in known:
             continue
@@ -124,8 +124,8 @@ def _distinct(
             tokenize([text])
         except InvalidRequest:  # some with many operands have too many tokens
             continue
-        found[text] = None
-    return list(found)
+        texts[text] = None
+    return list(texts)
 
 
 def _drawn(random: np.random.Generator, operands: int, depth: int, operand: _Operand, operators: str) -> str:

@@ -98,12 +98,12 @@ def frontier(
 
         gpu = use_gpus(device, ray)
         changed = frozen({name: value for name, value in changes.items() if value}, tasks)
-        found = msgspec.structs.replace(changed, precision=precision)
-        settings = settings_of(found, model, data_dir, "cuda" if gpu else "cpu")
+        family_settings = msgspec.structs.replace(changed, precision=precision)
+        settings = settings_of(family_settings, model, data_dir, "cuda" if gpu else "cpu")
     experiment = Frontier(settings, (model, data_dir, out))
     keep_settings(out, settings, extensible=experiment.extensible)
     with watching("shapes") as watch:
-        time_shapes(model, out, found.tokens, partial(watch.on_part, "shapes timed"))
+        time_shapes(model, out, family_settings.tokens, partial(watch.on_part, "shapes timed"))
     # Files are timed at the end, when nothing else runs.
     trainings = Frontier(settings, (model, data_dir, out), trainings=True)
     compute_parts(trainings, out, as_jobs=True, jobs=jobs, ray=ray, gpu=gpu)

@@ -12,7 +12,7 @@ import onnx
 from msgspec.structs import replace
 
 from edge.errors import Raw, UsageError
-from export.bundle.accuracy import predict_file
+from export.bundle.accuracy import outputs_by_row, predictions_of
 from export.bundle.tier_files import static_int8
 from export.finetune.image_tasks import ImageTask
 from export.finetune.models import Architecture, open_model
@@ -58,7 +58,7 @@ class Scored(msgspec.Struct, frozen=True):
     logits_error: float
 
 
-class Comparison(msgspec.Struct, frozen=True):
+class Int8Comparison(msgspec.Struct, frozen=True):
     """All ways for one run, on one split."""
 
     run: str
@@ -82,7 +82,7 @@ def compare_int8(
     split: str,
     calibration_rows: int,
     on_file: Callable[[str, int, int], None] = lambda method, done, rows: None,
-) -> Comparison:
+) -> Int8Comparison:
     """Quantise a run in several ways, and score each file on a split.
 
     Args:
@@ -128,11 +128,12 @@ def compare_int8(
                 ranges = input_ranges(plain, calibration_feeds(data.train, calibration_rows), _SCHEMES[method])
             share, file = _share(source, ranges), static_int8(source, ranges)
         at_once, on_rows = method != DYNAMIC, partial(on_file, method)
-        answers = predict_file(file, rows, subject=method, rows_at_once=at_once, on_rows=on_rows)
+        outputs = outputs_by_row(file, rows, subject=method, rows_at_once=at_once, on_rows=on_rows)
+        answers = predictions_of(outputs, rows.targets)
         error = float(np.sqrt(np.square(answers.logits - fp32.logits).mean()) / fp32.logits.std())
         change = paired(task.headline, [answers], [fp32])
         scored.append(Scored(method, share, answers.score(task.headline), change, error))
-    return Comparison(
+    return Int8Comparison(
         *(run.name, task.name, task.headline, split, len(rows.targets), fp32.score(task.headline), calibration_rows),
         *(tuple(scored), processor(), versions()),
     )

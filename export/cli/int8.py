@@ -51,18 +51,18 @@ def int8(
     """
     data_dir = labelled_data(recorded(run), data_dir)
     with loading_torch():
-        from export.papers.frontier.int8 import compare_int8
+        from export.report.int8 import compare_int8
         from export.training.intervals import bounds_of
     with counting("scoring") as on_file:
-        found = compare_int8(run, data_dir, methods, trained, split=split, calibration_rows=rows, on_file=on_file)
+        result = compare_int8(run, data_dir, methods, trained, split=split, calibration_rows=rows, on_file=on_file)
     if as_json:
-        print_json(found)
+        print_json(result)
         return
     points = "{:+.2f}".format
     cells = [
         (one.method, one.int8_share, one.value, points(100 * one.difference.value),
          bounds_of(one.difference.interval, lambda share: points(100 * share)), one.logits_error)
-        for one in found.scored
+        for one in result.scored
     ]  # fmt: skip
-    title = f"{found.run}: {found.task}, {found.split}, n = {found.n}, {found.metric} {found.fp32:.4f} in FP32"
-    print_table(title, ("method", "share in INT8", found.metric, "points", "95 % interval", "logits' error"), cells)
+    title = f"{result.run}: {result.task}, {result.split}, n = {result.n}, {result.metric} {result.fp32:.4f} in FP32"
+    print_table(title, ("method", "share in INT8", result.metric, "points", "95 % interval", "logits' error"), cells)
