@@ -21,8 +21,8 @@ import numpy as np
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.programs import GenerateProgram, HeadProgram
+from edge.programs.backward_head import head_of
 from edge.programs.generate import generator
-from edge.programs.head import head_of
 from edge.programs.loop import Loop, LoopRunners
 from edge.programs.program import AppliedHead, Joining, LoopLimits, Options
 from edge.programs.sampling import Sampling

@@ -18,10 +18,9 @@ from edge.bundles.steps import (
     ArithmeticPreprocess,
     ExpressionPreprocess,
     ImagePreprocess,
+    LabelPostprocess,
     Preprocess,
-    ScorePostprocess,
     TokenizerPreprocess,
-    TokenLabelPostprocess,
 )
 from edge.datatypes import Array, TensorSpec
 from edge.errors import BackendError, BundleError, InvalidRequest, Raw
@@ -221,16 +220,12 @@ def postprocessors(manifest: Manifest) -> tuple[Postprocessor, ...]:
     config = manifest.postprocess
     if config is None:
         return ()
-    if isinstance(config, ScorePostprocess):  # the score is the logit itself
-        return (Postprocessor(config.result, config.logits, lambda logits: logits),)
-    labels = np.array([label.encode() for label in config.labels], np.object_)
-    if isinstance(config, TokenLabelPostprocess):
-        return (Postprocessor(config.result, config.logits, lambda logits: labels[logits.argmax(axis=2)]),)
-    label = Postprocessor(config.result, config.logits, lambda logits: labels[logits.argmax(axis=1)][:, None])
-    if PROBABILITIES in (config.output, *(spec.name for spec in manifest.outputs)):
-        return (label,)
-    spec = TensorSpec(PROBABILITIES, "FP32", (-1, len(labels)))
-    return (label, Postprocessor(spec, config.logits, softmax))
+    answer = Postprocessor(config.result, config.logits, config.answer())
+    outputs = (config.output, *(spec.name for spec in manifest.outputs))
+    if not isinstance(config, LabelPostprocess) or PROBABILITIES in outputs:
+        return (answer,)
+    spec = TensorSpec(PROBABILITIES, "FP32", config.shape)
+    return (answer, Postprocessor(spec, config.logits, softmax))
 
 
 def softmax(logits: Array) -> Array:

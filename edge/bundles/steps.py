@@ -1,17 +1,18 @@
-"""Steps before and after a model in ``manifest.json``: their fields, and the rules of each.
+"""Steps before and after a model in ``manifest.json``: fields, the rules of each, and what those after it compute.
 
 :data:`edge.bundles.preprocess.STEPS` implements those before a model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
+import numpy as np
 
 from edge.bundles.fields import FileName, Positive, Struct, Text, require
-from edge.datatypes import TensorName, TensorSpec
+from edge.datatypes import Array, TensorName, TensorSpec
 from edge.errors import Raw
 
 
@@ -140,12 +141,20 @@ Preprocess = ExpressionPreprocess | ArithmeticPreprocess | TokenizerPreprocess |
 Labels = Annotated[tuple[Text, ...], msgspec.Meta(min_length=2, max_length=4096)]
 
 
-class LabelPostprocess(Struct, frozen=True, tag="label", tag_field="type"):
-    """The label of the largest of ``logits`` (FP32, [-1, labels]) as the text output ``output`` (BYTES, [-1, 1])."""
+class _LabelStep(Struct, frozen=True):
+    """A step after a model that reads a column of ``logits`` (FP32) for each label."""
 
     logits: TensorName
     output: TensorName
     labels: Labels
+
+    def texts(self) -> Array:
+        """Return the labels as BYTES, [labels]."""
+        return np.array([label.encode() for label in self.labels], np.object_)
+
+
+class LabelPostprocess(_LabelStep, frozen=True, tag="label", tag_field="type"):
+    """The label of the largest of ``logits`` (FP32, [-1, labels]) as the text output ``output`` (BYTES, [-1, 1])."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -155,16 +164,16 @@ class LabelPostprocess(Struct, frozen=True, tag="label", tag_field="type"):
     def result(self) -> TensorSpec:
         return _text(self.output)
 
+    def answer(self) -> Callable[[Array], Array]:
+        texts = self.texts()
+        return lambda logits: texts[logits.argmax(axis=1)][:, None]
 
-class TokenLabelPostprocess(Struct, frozen=True, tag="token_labels", tag_field="type"):
+
+class TokenLabelPostprocess(_LabelStep, frozen=True, tag="token_labels", tag_field="type"):
     """The label of the largest of ``logits`` (FP32, [-1, tokens, labels]) for each token.
 
     It is the text output ``output`` (BYTES, [-1, tokens]).
     """
-
-    logits: TensorName
-    output: TensorName
-    labels: Labels
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -173,6 +182,10 @@ class TokenLabelPostprocess(Struct, frozen=True, tag="token_labels", tag_field="
     @property
     def result(self) -> TensorSpec:
         return TensorSpec(self.output, "BYTES", (-1, -1))
+
+    def answer(self) -> Callable[[Array], Array]:
+        texts = self.texts()
+        return lambda logits: texts[logits.argmax(axis=2)]
 
 
 class ScorePostprocess(Struct, frozen=True, tag="score", tag_field="type"):
@@ -190,8 +203,12 @@ class ScorePostprocess(Struct, frozen=True, tag="score", tag_field="type"):
     def result(self) -> TensorSpec:
         return TensorSpec(self.output, "FP32", (-1, 1))
 
+    def answer(self) -> Callable[[Array], Array]:
+        return lambda logits: logits
 
-#: The steps after a model. A step states the ``shape`` of the logits that it reads, and the output that it makes.
+
+#: The steps after a model. A step states the ``shape`` of the logits that it reads, and the output, ``result``, whose
+#: values the function that ``answer`` returns computes of them.
 Postprocess = LabelPostprocess | TokenLabelPostprocess | ScorePostprocess
 
 

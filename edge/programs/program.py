@@ -35,7 +35,7 @@ class LoopLimits(NamedTuple):
 
 
 class Mover(Protocol):
-    """A head, which moves logits; see :class:`edge.programs.head.LogitHead`."""
+    """A head, which moves logits; see :class:`edge.programs.backward_head.LogitHead`."""
 
     def move(self, logits: Array, alpha: Array) -> Array:
         """Return new logits [N, vocabulary] for logits of that shape and alphas [N, 1]."""

@@ -14,8 +14,8 @@ from edge.bundles.golden import Golden
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
 from edge.datatypes import Array
 from edge.errors import FewheadsError
+from edge.programs.backward_head import head_of
 from edge.programs.generate import generator
-from edge.programs.head import head_of
 from edge.programs.loop import Loop, LoopRunners, limits_of
 from edge.programs.program import Cascade, Computed, LoopLimits, Options, Program, SingleRun
 from edge.programs.sampling import Sampling

@@ -17,8 +17,8 @@ from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadBase, Hea
 from edge.bundles.steps import LabelPostprocess
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Raw
+from edge.programs.backward_head import LogitHead
 from edge.programs.generate import BY_TOKEN, Generate
-from edge.programs.head import LogitHead
 from edge.programs.loop import Loop, limits_of
 from edge.programs.program import AUTO, AppliedHead, IterativeProgram, Options
 from edge.programs.sampling import sampling_of

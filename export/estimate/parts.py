@@ -9,7 +9,7 @@ from edge.bundles.fields import Role
 from edge.bundles.golden import decode_npz
 from edge.bundles.manifest import Artifact, Manifest, Tensors, Tier
 from edge.bundles.programs import GenerateProgram, HeadProgram, LoopProgram
-from edge.programs.head import HeadLayer
+from edge.programs.backward_head import HeadLayer
 from export.estimate.devices import Mode
 from export.estimate.operations import work_of
 from export.estimate.roofline import Prediction, predict, total

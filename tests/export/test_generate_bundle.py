@@ -24,7 +24,7 @@ from edge.bundles.steps import TokenizerPreprocess
 from edge.errors import BundleError, UsageError
 from edge.launch import serving
 from edge.pb.inference_pb2_grpc import GRPCInferenceServiceStub as Stub
-from edge.programs.head import head_of as open_head
+from edge.programs.backward_head import head_of as open_head
 from export.bundle.exportable import export_bundle
 from export.bundle.exported import FULL
 from export.estimate.devices import DEFAULT_BOARD

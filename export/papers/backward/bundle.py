@@ -26,7 +26,7 @@ from edge.bundles.manifest import Manifest, Measure, Profile, Provenance, Tier
 from edge.bundles.programs import GenerateProgram, HeadBase, HeadProgram
 from edge.datatypes import Array, TensorSpec
 from edge.errors import Raw, UsageError
-from edge.programs.head import HeadLayer, LogitHead
+from edge.programs.backward_head import HeadLayer, LogitHead
 from edge.programs.program import Options
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.bundle.exportable import Contents, File, OnRows
