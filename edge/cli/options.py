@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
@@ -100,6 +101,17 @@ def numbers(
     if not found or not all(0 < each <= most for each in found):
         raise UsageError(option, given=text, expected=expected, fix="Write them with commas between, such as 32,128.")
     return found
+
+
+class FloatRange(click.FloatRange):
+    """A range without NaN, which no comparison finds outside."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            subject = param.opts[0] if param else self.name
+            raise UsageError(subject, given=number, expected="a number", fix="Give one, or leave it out.")
+        return number
 
 
 class SectionOption(click.Option):
