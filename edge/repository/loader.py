@@ -141,9 +141,11 @@ class Loader:
         progress: Progress,
         stop: threading.Event,
     ) -> None:
-        for tier, role in files:
-            self._build_file(runtime, bundle, tier, role, progress, stop)
-        progress("")
+        try:
+            for tier, role in files:
+                self._build_file(runtime, bundle, tier, role, progress, stop)
+        finally:
+            progress("")
 
     def _build_file(
         self, runtime: Runtime, bundle: Bundle, tier: str, role: Role, progress: Progress, stop: threading.Event
