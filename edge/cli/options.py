@@ -107,6 +107,7 @@ class FloatRange(click.FloatRange):
     """A range without NaN, which no comparison finds outside."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number; raise a UsageError for NaN."""
         number: float = super().convert(value, param, ctx)
         if math.isnan(number):
             subject = param.opts[0] if param else self.name

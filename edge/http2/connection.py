@@ -150,6 +150,7 @@ class Http2Connection(asyncio.Protocol):
             self._flush()
 
     def refuse(self) -> None:
+        """Accept no further call."""
         with if_open:
             self._http2.send_goaway()
             self._flush()
@@ -180,6 +181,7 @@ class Http2Connection(asyncio.Protocol):
 
     @cached_property
     def peer(self) -> str:
+        """The client's address in gRPC's notation."""
         host, port = self._transport.get_extra_info("peername")[:2]
         return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
 

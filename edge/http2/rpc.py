@@ -281,6 +281,7 @@ class Rpc:
             self._finish(_INTERNAL, errors.INTERNAL)
 
     def expire(self) -> None:
+        """End the call at its deadline."""
         self._cut(Code.DEADLINE_EXCEEDED, "the deadline of the call passed")
 
     def _cut(self, code: Code, details: str, metadata: Metadata = ()) -> None:

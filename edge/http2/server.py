@@ -74,9 +74,11 @@ class Http2Server(Endpoint):
         self._port = Port(routes, limits, quota, context)
 
     async def start(self, host: str, port: int) -> None:
+        """Listen. Only telemetry is SERVING at first."""
         self.port = await self._port.open(host, port)
 
     async def drain(self, grace_seconds: float) -> None:
+        """Refuse new calls, and close the port after the others end."""
         await self._port.drain(grace_seconds)
 
 

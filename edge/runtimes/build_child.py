@@ -73,6 +73,7 @@ class Failure(msgspec.Struct, frozen=True):
 
     @property
     def error(self) -> FewheadsError:
+        """The error to raise in the parent."""
         kind = _ERRORS.get(self.kind, BackendError)
         return kind(self.subject, given=Whole(self.given), expected=self.expected, fix=self.fix)
 

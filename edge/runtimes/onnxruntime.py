@@ -67,6 +67,7 @@ class OnnxRuntimeCpu(Runtime):
         return OnnxRuntimeRunner(model, subject=source.subject, providers=self.providers(source, BuildOptions()))
 
     def providers(self, source: Source, options: BuildOptions) -> Providers:
+        """Return ONNX Runtime's execution providers for a model, with their options."""
         return self._providers
 
 
@@ -110,6 +111,7 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
         raise BundleError(subject, given=given, expected=expected, fix=fix)
 
     def row_independent(self, artifact: Artifact) -> bool:
+        """Return True: it runs no files with dynamic INT8."""
         return True
 
 

@@ -242,7 +242,9 @@ def test_contradictory_options_are_rejected(arguments: list[str], message: str) 
 
 
 def test_name_without_its_bundle_is_rejected(url: str) -> None:
-    assert "BUNDLE: got 'm', expected a bundle's directory, also with --url. perf_analyzer" in mistake("bench", "m", "--url", url)
+    assert "BUNDLE: got 'm', expected a bundle's directory, also with --url. perf_analyzer" in mistake(
+        "bench", "m", "--url", url
+    )
 
 
 def requests(count: int = 1000) -> list[SentRequest]:

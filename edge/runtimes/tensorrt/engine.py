@@ -160,6 +160,7 @@ class Engine:
         raise InvalidRequest(f"shapes for {self._subject}", given=given, expected=expected, fix=fix)
 
     def ranges(self, name: str) -> list[ShapeRange]:
+        """Return the range of an input in each profile."""
         index = [spec.name for spec in self.inputs].index(name)
         return [ranges[index] for ranges in self.profiles]
 
