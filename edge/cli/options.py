@@ -95,12 +95,12 @@ def numbers(
 ) -> tuple[float, ...]:
     """Return the numbers in a text such as ``0.1,1,5``; raise a UsageError if one is not above 0, or above ``most``."""
     try:
-        found = tuple(map(kind, text.split(",")))
+        parsed = tuple(map(kind, text.split(",")))
     except ValueError:
-        found = ()
-    if not found or not all(0 < each <= most for each in found):
+        parsed = ()
+    if not parsed or not all(0 < each <= most for each in parsed):
         raise UsageError(option, given=text, expected=expected, fix="Write them with commas between, such as 32,128.")
-    return found
+    return parsed
 
 
 class FloatRange(click.FloatRange):

@@ -15,7 +15,7 @@ from edge.http2.messages import Field, read_metadata
 from edge.http2.rpc import Direct, Route
 from edge.protocol import INFERENCE
 from edge.rpc.limits import Limits
-from edge.rpc.methods import Find, Refused
+from edge.rpc.methods import FindMethod, Refused
 from edge.rpc.servicers import Endpoint, InferenceServicer, TelemetryServicer
 from edge.security.access import CALLER, Access
 from edge.security.certificates import ServerCertificates
@@ -31,7 +31,9 @@ _FLUSH_SECONDS = 1.0
 class Routes:
     """The methods of a server, ``direct`` by path. ``by_path`` says that one look-up for each path is enough."""
 
-    def __init__(self, find: Find, limits: Limits, by_path: bool, direct: Mapping[str, Direct] | None = None) -> None:
+    def __init__(
+        self, find: FindMethod, limits: Limits, by_path: bool, direct: Mapping[str, Direct] | None = None
+    ) -> None:
         self._find, self._limits, self._by_path = find, limits, by_path
         self._direct = direct or {}
         self._routes: dict[str, Route] = {}
