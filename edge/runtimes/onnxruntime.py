@@ -104,7 +104,7 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
                     return artifact
         subject, given = (
             f"bundle {bundle.path} tier {name!r}",
-            [f"{profile.precision} for {profile.runtime}" for profile in files],
+            [f"{file.precision} for {file.runtime}" for file in files],
         )
         expected = "FP32, FP16, or INT8 with fixed scales: a GPU computes no dynamic INT8"
         fix = "Export the bundle with --artifacts tensorrt too, or serve it on the CPU."
