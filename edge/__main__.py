@@ -106,9 +106,9 @@ def main() -> None:
 def _extra_with(module: str) -> str:
     package = module.partition(".")[0].replace("_", "-")
     for requirement in requires("fewheads") or ():
-        found = re.match(r"([\w.-]+).*; extra == ['\"]([\w-]+)['\"]", requirement)
-        if found and found[1] == package:
-            return found[2]
+        match = re.match(r"([\w.-]+).*; extra == ['\"]([\w-]+)['\"]", requirement)
+        if match and match[1] == package:
+            return match[2]
     return ""
 
 

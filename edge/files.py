@@ -34,17 +34,17 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
 
 def check_size(path: Path, size_bytes: int) -> None:
     """Raise a BundleError if a file is not regular or has another size; nothing is read."""
-    with _opened(path) as (_, found):
-        if found != size_bytes:
-            raise _wrong(f"file {path}", f"{found} bytes", f"{size_bytes} bytes")
+    with _opened(path) as (_, actual):
+        if actual != size_bytes:
+            raise _wrong(f"file {path}", f"{actual} bytes", f"{size_bytes} bytes")
 
 
 def read_recorded(path: Path, size_bytes: int, digest: str) -> bytes:
     """Return the contents of a file; raise a BundleError if it is missing, not regular, or differs from the record."""
     check_size(path, size_bytes)
     data = read_regular(path, size_bytes)
-    if (found := sha256(data)) != digest:
-        raise _wrong(f"file {path} sha256", found, digest)
+    if (actual := sha256(data)) != digest:
+        raise _wrong(f"file {path} sha256", actual, digest)
     return data
 
 

@@ -191,18 +191,18 @@ class Settings:
         """Return what a stranger on the network can do with these settings; empty on a loopback address."""
         if _is_loopback(self.host):
             return []
-        found = []
+        warnings = []
         if not self.tokens and not self.tls_client_ca:
             fix = "--tokens or --tls-client-ca accepts only known clients"
-            found.append(f"anyone who reaches it may call any RPC; {fix}")
+            warnings.append(f"anyone who reaches it may call any RPC; {fix}")
         if not self.tls_certificate:
             readable = "requests, responses and tokens" if self.tokens else "requests and responses"
-            found.append(f"{readable} can be read on the way; --tls-certificate encrypts them")
-        return [f"{self.host} is not a loopback address, and {each}" for each in found]
+            warnings.append(f"{readable} can be read on the way; --tls-certificate encrypts them")
+        return [f"{self.host} is not a loopback address, and {each}" for each in warnings]
 
 
 #: The declaration of each setting, by the name of its field.
-DECLARATIONS: dict[str, Declaration] = {one.name: one.metadata["declaration"] for one in fields(Settings)}
+DECLARATIONS: dict[str, Declaration] = {setting.name: setting.metadata["declaration"] for setting in fields(Settings)}
 
 
 def option_of(name: str) -> str:
@@ -232,8 +232,8 @@ def _ngh2_problem() -> str:
         import ngh2
     except ImportError as error:
         return f"no usable ngh2 ({error})"
-    found = str(ngh2.__version__)
-    return "" if found == NGH2_VERSION else f"ngh2 {found} instead of {NGH2_VERSION}"
+    installed = str(ngh2.__version__)
+    return "" if installed == NGH2_VERSION else f"ngh2 {installed} instead of {NGH2_VERSION}"
 
 
 def _broken_rules(settings: Settings) -> Iterator[UsageError]:

@@ -31,7 +31,7 @@ from edge.protocol import LOOPS
 ROUNDS = 5
 
 #: Sends or computes a request, and returns the loops of its rows; None if the model is not looped.
-Call = Callable[[Inputs], "Array | None"]
+RequestFunction = Callable[[Inputs], "Array | None"]
 
 
 class Round(NamedTuple):
@@ -46,7 +46,7 @@ class Round(NamedTuple):
 class ClosedLoop:
     """Requests of one kind, and the clients that send them."""
 
-    call: Call
+    call: RequestFunction
     inputs: Iterator[Inputs]  # endless; all clients draw from it
     clients: int = 1
 
@@ -166,7 +166,7 @@ def server_for(bundles: Sequence[Bundle], url: str | None, target: str, cache: P
         yield f"127.0.0.1:{ready.grpc_port}"
 
 
-def in_process(program: TierProgram, limits: LoopLimits | None = None) -> Call:
+def in_process(program: TierProgram, limits: LoopLimits | None = None) -> RequestFunction:
     """Return a function that preprocesses and computes a request; ``limits`` are those of a loop."""
     step = preprocessor(program.bundle)
 
@@ -177,6 +177,6 @@ def in_process(program: TierProgram, limits: LoopLimits | None = None) -> Call:
     return call
 
 
-def served(client: Client, name: str, **options: Any) -> Call:
+def served(client: Client, name: str, **options: Any) -> RequestFunction:
     """Return a function that sends a request to a model; ``options`` are those of :class:`InferRequest`."""
     return lambda inputs: client.infer(name, inputs, **options).loops

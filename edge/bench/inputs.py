@@ -101,7 +101,7 @@ def requests_of(bundle: Bundle, plan: LoadPlan) -> ModelRequests:
         inputs = golden_inputs(bundle, plan.rows)[:_MAX_REQUESTS]
     how = {"policy" if plan.policy in POLICIES else "tier": plan.policy}
     options: dict[str, Any] = {"version": str(manifest.version), "priority": plan.priority, **how, **limits}
-    messages = [encode(InferRequest(manifest.name, one, **options)).SerializeToString() for one in inputs]
+    messages = [encode(InferRequest(manifest.name, tensors, **options)).SerializeToString() for tensors in inputs]
     return ModelRequests(manifest.name, len(manifest.tiers) > 1, loops, messages)
 
 

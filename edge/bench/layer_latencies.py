@@ -111,8 +111,8 @@ class LayerLatencies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def find(self, shape: _Sizes, tokens: int, batch: int = 1) -> Comparison | None:
         """Return the comparison of a shape at a length and a batch, or None."""
         sizes = Shape.of(shape)
-        found = (t.comparison for t in self.timings if (t.shape, t.tokens, t.batch) == (sizes, tokens, batch))
-        return next(found, None)
+        matching = (t.comparison for t in self.timings if (t.shape, t.tokens, t.batch) == (sizes, tokens, batch))
+        return next(matching, None)
 
     def find_rest(self, tokens: int, batch: int = 1) -> Rest | None:
         """Return embeddings and task head at a length and a batch, or None."""

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from edge import __version__
-from edge.bench.closed_loop import Call, ClosedLoop, Round, in_process, served, server_for
+from edge.bench.closed_loop import ClosedLoop, RequestFunction, Round, in_process, served, server_for
 from edge.bench.conditions import BoardState, BoardWatch, Range, cpu_name
 from edge.bench.inputs import golden_inputs
 from edge.bench.timing import Percentiles
@@ -212,10 +212,10 @@ def measure_on_device(
 
 def _load(
     stack: ExitStack, bundles: list[Bundle], target: str, cache: Path | None, advanced: Advanced
-) -> tuple[list[tuple[Bundle, Series, Call]], dict[str, str]]:
+) -> tuple[list[tuple[Bundle, Series, RequestFunction]], dict[str, str]]:
     """Return bundle, series and function of each tier, and the platform of each model in this process."""
     tiers = [(bundle, tier.name) for bundle in bundles for tier in bundle.manifest.tiers]
-    loaded: list[tuple[Bundle, Series, Call]] = []
+    loaded: list[tuple[Bundle, Series, RequestFunction]] = []
     platforms: dict[str, str] = {}
     for done, (bundle, tier) in enumerate(tiers, 1):
         for role in bundle.manifest.roles:
@@ -254,7 +254,7 @@ def served_elsewhere(client: Client, platforms: Mapping[str, str]) -> tuple[str,
     )
 
 
-def _subjects(client: Client, bundle: Bundle, series: Series, local: Call) -> Iterator[_Subject]:
+def _subjects(client: Client, bundle: Bundle, series: Series, local: RequestFunction) -> Iterator[_Subject]:
     manifest, tier = bundle.manifest, series.tier if len(bundle.manifest.tiers) > 1 else ""
     remote = served(client, manifest.name, version=str(manifest.version), tier=tier)
     for rows in sorted({1, manifest.max_batch_size or 1}):

@@ -169,7 +169,9 @@ def _memory(url: str, credentials: Credentials | None) -> Iterator[list[int]]:
 
         def read() -> None:
             with suppress(ServerError):  # the outcomes of the requests show why
-                sizes.extend(one.size_bytes for one in client.telemetry().memory if one.kind == "process_rss")
+                sizes.extend(
+                    reading.size_bytes for reading in client.telemetry().memory if reading.kind == "process_rss"
+                )
 
         def watch() -> None:
             while not done.wait(_MEMORY_SECONDS):
@@ -247,10 +249,10 @@ def causes(requests: Iterable[SentRequest]) -> tuple[Cause, ...]:
             key = (request.outcome, request.cause)
             key = key if key in by_cause or len(by_cause) < _MAX_CAUSES else (request.outcome, "other")
             by_cause.setdefault(key, []).append(request)
-    found = []
+    rows = []
     for (outcome, cause), of_cause in by_cause.items():
         hints = [request.retry_ms for request in of_cause if not math.isnan(request.retry_ms)]
         latency = [it.latency_seconds for it in of_cause if not math.isnan(it.latency_seconds)]
         retry = float(np.median(hints)) if hints else None
-        found.append(Cause(outcome, cause, len(of_cause), Percentiles.of(latency), retry))
-    return tuple(sorted(found, key=lambda cause: (-cause.count, cause.outcome, cause.cause)))
+        rows.append(Cause(outcome, cause, len(of_cause), Percentiles.of(latency), retry))
+    return tuple(sorted(rows, key=lambda cause: (-cause.count, cause.outcome, cause.cause)))

@@ -29,6 +29,7 @@ class Bundle:
 
     @property
     def golden(self) -> Golden:
+        """The golden set of the full tier."""
         return self.goldens[self.manifest.tiers[0].name]
 
     @property

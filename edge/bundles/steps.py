@@ -87,6 +87,7 @@ class TokenizerPreprocess(_Step, frozen=True, tag="tokenizer", tag_field="type")
         return tuple(name for name in (self.ids, self.mask, self.segments, self.offsets) if name)
 
     def check(self, inputs: Sequence[TensorSpec], files: Collection[str], subject: str) -> None:
+        """Raise a BundleError if the tokenizer's file is not in the bundle, or offsets have another shape."""
         field, expected = f"files entry for {self.file!r}", "the tokenizer of preprocess"
         require(self.file in files, subject, field, Raw("nothing"), expected)
         spec = next((spec for spec in inputs if spec.name == self.offsets), None)
@@ -123,6 +124,7 @@ class ImagePreprocess(_Step, frozen=True, tag="image", tag_field="type"):
         return 3 if self.colours == "rgb" else 1
 
     def check(self, inputs: Sequence[TensorSpec], files: Collection[str], subject: str) -> None:
+        """Raise a BundleError unless mean, std and the shape of the graph's input fit size and colours."""
         for name in ("mean", "std"):
             values, expected = getattr(self, name), f"{self.channels} for {self.colours}"
             require(len(values) == self.channels, subject, f"preprocess {name}", values, expected)
@@ -158,10 +160,12 @@ class LabelPostprocess(_LabelStep, frozen=True, tag="label", tag_field="type"):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape that ``logits`` must have."""
         return (-1, len(self.labels))
 
     @property
     def result(self) -> TensorSpec:
+        """The output that a client may request."""
         return _text(self.output)
 
     def answer(self) -> Callable[[Array], Array]:
@@ -177,10 +181,12 @@ class TokenLabelPostprocess(_LabelStep, frozen=True, tag="token_labels", tag_fie
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape that ``logits`` must have."""
         return (-1, -1, len(self.labels))
 
     @property
     def result(self) -> TensorSpec:
+        """The output that a client may request."""
         return TensorSpec(self.output, "BYTES", (-1, -1))
 
     def answer(self) -> Callable[[Array], Array]:
@@ -201,6 +207,7 @@ class ScorePostprocess(Struct, frozen=True, tag="score", tag_field="type"):
 
     @property
     def result(self) -> TensorSpec:
+        """The output that a client may request."""
         return TensorSpec(self.output, "FP32", (-1, 1))
 
     def answer(self) -> Callable[[Array], Array]:

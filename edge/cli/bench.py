@@ -14,6 +14,7 @@ from msgspec import json
 from edge.bench.plan import ENFORCERS, PATTERNS, POISSON, LoadPlan, OfferedRate
 from edge.cli.options import (
     PATH,
+    FloatRange,
     SectionedCommand,
     added,
     bundles_argument,
@@ -49,12 +50,10 @@ _load, _device = section_option(OPEN_LOOP), section_option(ON_DEVICE)
 _LOAD_OPTIONS = (
     _load("--rate", metavar="RATE", help="Requests per second, or 3x for three times the measured capacity."),
     _load("--arrivals", "pattern", type=click.Choice(PATTERNS), default=POISSON, help="Pattern of the arrivals."),
-    _load("--seconds", type=click.FloatRange(min=0.1), default=10.0, help="Length of the measurement."),
-    _load(
-        "--warm-up", "warm_up_seconds", type=click.FloatRange(0), default=1.0, help="Seconds before the measurement."
-    ),
+    _load("--seconds", type=FloatRange(min=0.1), default=10.0, help="Length of the measurement."),
+    _load("--warm-up", "warm_up_seconds", type=FloatRange(0), default=1.0, help="Seconds before the measurement."),
     _load("--seed", type=click.IntRange(min=0), default=0, help="Equal seeds send equal requests."),
-    _load("--deadline-ms", type=click.FloatRange(1), help="Deadline, from when a request is due."),
+    _load("--deadline-ms", type=FloatRange(1), help="Deadline, from when a request is due."),
     _load("--deadline-by", "enforcer", type=click.Choice(ENFORCERS), default="client", help="What ends late requests."),
     _load(
         "--priority",
@@ -82,7 +81,7 @@ _DEVICE_OPTIONS = (
 @click.option("--concurrency", type=click.IntRange(min=1, max=256), default=1)
 @click.option("--rows", type=click.IntRange(min=1), default=1, help="Batch size of each request.")
 @click.option("--max-loops", type=click.IntRange(1), help="Budget of looped models.")
-@click.option("--tolerance", type=click.FloatRange(0, min_open=True), help="Residual at which looped models end.")
+@click.option("--tolerance", type=FloatRange(0, min_open=True), help="Residual at which looped models end.")
 @target_option
 @cache_option
 @connection_options
@@ -103,6 +102,10 @@ def bench(bundles: tuple[Path, ...], as_json: bool, **options: Any) -> None:
         expected = "a server to which TLS or a token can be shown"
         fix = "Leave out TLS and the token: a server that bench starts listens on loopback, without either."
         raise UsageError("--url", expected=expected, fix=fix)
+    if options["url"] and (missing := [path for path in bundles if not path.exists()]):
+        fix = "perf_analyzer, which NVIDIA maintains, loads a server without the bundles that it serves."
+        expected = "a bundle's directory, also with --url"
+        raise UsageError("BUNDLE", given=str(missing[0]), expected=expected, fix=fix)
     for each in click.get_current_context().command.params:
         if getattr(each, "section", mode) != mode:
             del options[each.name or ""]

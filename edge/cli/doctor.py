@@ -57,14 +57,14 @@ _MIB: Final = 2**20
 _SUPPORTED: Final = "Update the board to JetPack 6.2 or 7.2."
 _MOUNT: Final = "Start the container with -v /etc/nv_tegra_release:/etc/nv_tegra_release:ro"
 
-Status = Literal["ok", "absent", "warning", "failed"]
+CheckStatus = Literal["ok", "absent", "warning", "failed"]
 
 
 class Check(msgspec.Struct, frozen=True):
     """Result of one check; ``advice`` is empty if the status is ok."""
 
     name: str
-    status: Status
+    status: CheckStatus
     found: str
     advice: str = ""
 
@@ -305,7 +305,7 @@ def _device_files(root: Path, contained: bool) -> Iterator[Check]:
             return
 
 
-def installed(name: str, otherwise: Status, advice: str) -> Check:
+def installed(name: str, otherwise: CheckStatus, advice: str) -> Check:
     """Return the check of a package, with a status and advice if it is missing."""
     try:
         return Check(name, "ok", version(name))

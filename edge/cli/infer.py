@@ -16,7 +16,7 @@ import click
 import numpy as np
 
 from edge.cli.answers import labels_of, print_answer, print_stream
-from edge.cli.options import added, connection_options
+from edge.cli.options import FloatRange, added, connection_options
 from edge.cli.output import json_option
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec
 from edge.errors import Raw, ServerRefused, UsageError, elided, printable
@@ -89,7 +89,7 @@ _SAMPLING = (
     click.option("--ignore-eos", is_flag=True, help="Go on after the model's end of a text."),
     click.option(
         "--temperature",
-        type=click.FloatRange(0, 100),
+        type=FloatRange(0, 100),
         help="Draw tokens at this temperature; 0 takes the likeliest.  [default: 0]",
     ),
     click.option(
@@ -99,7 +99,7 @@ _SAMPLING = (
     ),
     click.option(
         "--top-p",
-        type=click.FloatRange(0, 1, min_open=True),
+        type=FloatRange(0, 1, min_open=True),
         help="Draw from the fewest likeliest tokens with this probability.  [default: 1]",
     ),
     click.option("--seed", type=click.IntRange(0, _MOST_INT64), help="Seed of the draws.  [default: a new one]"),
@@ -147,7 +147,7 @@ class _TextCommand(click.Command):
 )
 @click.option(
     "--tolerance",
-    type=click.FloatRange(0, min_open=True),
+    type=FloatRange(0, min_open=True),
     help="Residual at which a row of a looped model ends.  [default: the model's]",
 )
 @click.option("--top", type=click.IntRange(1), help="Show this many of the likeliest labels, with their probabilities.")
@@ -155,9 +155,7 @@ class _TextCommand(click.Command):
 @click.option(
     "--stream/--no-stream", default=None, help="Print a generated text as it comes.  [default: on a terminal]"
 )
-@click.option(
-    "--deadline-ms", type=click.FloatRange(0, min_open=True), help="Limit for the request.  [default: --timeout]"
-)
+@click.option("--deadline-ms", type=FloatRange(0, min_open=True), help="Limit for the request.  [default: --timeout]")
 @click.option(
     "--url",
     "urls",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
@@ -94,12 +95,24 @@ def numbers(
 ) -> tuple[float, ...]:
     """Return the numbers in a text such as ``0.1,1,5``; raise a UsageError if one is not above 0, or above ``most``."""
     try:
-        found = tuple(map(kind, text.split(",")))
+        parsed = tuple(map(kind, text.split(",")))
     except ValueError:
-        found = ()
-    if not found or not all(0 < each <= most for each in found):
+        parsed = ()
+    if not parsed or not all(0 < each <= most for each in parsed):
         raise UsageError(option, given=text, expected=expected, fix="Write them with commas between, such as 32,128.")
-    return found
+    return parsed
+
+
+class FloatRange(click.FloatRange):
+    """A range without NaN, which no comparison finds outside."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number; raise a UsageError for NaN."""
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            subject = param.opts[0] if param else self.name
+            raise UsageError(subject, given=number, expected="a number", fix="Give one, or leave it out.")
+        return number
 
 
 class SectionOption(click.Option):

@@ -23,8 +23,8 @@ _TIMING = ("tokens", *_SIZES, "comparison.milliseconds", "comparison.ratio")
 
 def parse_lengths(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
     """Return the lengths of ``--lengths 32,128``, ascending; empty without any."""
-    found = numbers(f"--{parameter.name}", value, "numbers of tokens, such as 32,128", kind=int) if value else ()
-    return tuple(sorted(set(map(int, found))))
+    lengths = numbers(f"--{parameter.name}", value, "numbers of tokens, such as 32,128", kind=int) if value else ()
+    return tuple(sorted(set(map(int, lengths))))
 
 
 @click.command()

@@ -12,7 +12,7 @@ import msgspec
 from rich.live import Live
 from rich.text import Text
 
-from edge.cli.options import connection_options
+from edge.cli.options import FloatRange, connection_options
 from edge.cli.output import remark, stdout
 from edge.cli.view import view
 from edge.errors import ServerError, ServerRefused
@@ -29,7 +29,7 @@ _PATIENCE_SECONDS = 5.0
 @click.command()
 @click.option("--url", default="127.0.0.1:8001", show_default=True, help="The server's gRPC address.")
 @click.option(
-    "--interval", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, help="Seconds between readings."
+    "--interval", type=FloatRange(0.1, 3600), default=1.0, show_default=True, help="Seconds between readings."
 )
 @click.option("--once", is_flag=True, help="Show one reading, which covers the time since the server's start.")
 @connection_options

@@ -69,7 +69,9 @@ def _tables(window: Window, *, narrow: bool) -> Iterator[RenderableType]:
             millijoules = (None if each is None else each * 1e3 for each in joules)
             energy.append([name, of.tier, of.watts, of.requests, *millijoules])
         drops += [[name, drop.reason, drop.place, drop.count] for drop in model.drops]
-        metrics += [[name, _metric_name(one), one.increase, one.increase_per_second] for one in model.metrics]
+        metrics += [
+            [name, _metric_name(metric), metric.increase, metric.increase_per_second] for metric in model.metrics
+        ]
     yield _table(_MODELS, overview, narrow)
     for columns, rows in ((_TIERS, tiers), (_ENERGY, energy), (_DROPS, drops), (_METRICS, metrics)):
         if rows:

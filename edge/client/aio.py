@@ -107,7 +107,9 @@ class AsyncClient(BaseClient):
     async def _stream(
         self, method: str, request: Any, timeout_seconds: float | None, server: str
     ) -> AsyncGenerator[tuple[Any, str], None]:
-        attempts = self._begin(server, timeout_seconds)
+        attempts, finds = self._begin_stream(server, timeout_seconds)
+        if finds:
+            attempts.server = self.servers.index(await self._call(partial(rpcs.live, timeout_seconds)))
         call = self._start(attempts, method, request)
         try:
             async for response in call:

@@ -139,6 +139,11 @@ class BaseClient:
         limit = self._timeout_seconds if rpc.timeout_seconds is None else rpc.timeout_seconds
         return rpc, self._begin(rpc.server, limit, rpc.repeatable)
 
+    def _begin_stream(self, server: str, timeout_seconds: float | None) -> tuple[Attempts, bool]:
+        """Return the attempt of a stream, and whether a call has to find its server first: it is not sent again."""
+        finds = not server and len(self.servers) > 1 and self._turns.failing
+        return self._begin(self.servers[0] if finds else server, timeout_seconds), finds
+
     def _start(self, attempts: Attempts, method: str, request: Any) -> Any:
         """Call an RPC by its name; depending on RPC and transport, return an answer, an awaitable or an iterator."""
         inference, telemetry = self._stubs[attempts.server]

@@ -100,6 +100,11 @@ class Servers:
                 self._next = (server + 1) % self.count
             return server, not waits[server]
 
+    @property
+    def failing(self) -> bool:
+        """Whether any server has been out and has not answered since."""
+        return any(standing.failures for standing in self._standings)
+
     def answered(self, server: int) -> None:
         """Record an answer, or a refusal, which shows that the server works."""
         self._standings[server] = _Standing()

@@ -135,6 +135,12 @@ def ready(model: str, version: str, server: str) -> CallSpec[bool]:
     return replace(spec, repeatable=False)
 
 
+def live(timeout_seconds: float | None) -> CallSpec[str]:
+    """Return the address of a server that answers."""
+    request, limit = pb.ServerLiveRequest(), timeout_seconds
+    return CallSpec("ServerLive", request, "server", lambda response, call: call.server, timeout_seconds=limit)
+
+
 def telemetry(*, server: str = "") -> CallSpec[telemetry_pb2.Reading]:
     """Return one telemetry reading of one server."""
     return CallSpec("Get", telemetry_pb2.GetRequest(), "telemetry", lambda response, call: response, server=server)

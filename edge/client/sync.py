@@ -60,8 +60,8 @@ class Client(BaseClient):
 
         The answer to a request that the server refused is an :class:`InferFailure`, after which the stream goes on.
         A thread of gRPC takes the requests from the iterator as fast as the server accepts them. The stream stays with
-        one server, and nothing of it is sent again. Nothing is sent before the first answer is awaited; closing the
-        iterator cancels the stream.
+        one server, and nothing of it is sent again; while any server fails, a call before it finds one that answers.
+        Nothing is sent before the first answer is awaited; closing the iterator cancels the stream.
 
         Args:
             requests: the requests; what the iterator raises is raised after the answers to the requests before it.
@@ -127,7 +127,9 @@ class Client(BaseClient):
     def _stream(
         self, method: str, request: Any, timeout_seconds: float | None, server: str
     ) -> Generator[tuple[Any, str], None, None]:
-        attempts = self._begin(server, timeout_seconds)
+        attempts, finds = self._begin_stream(server, timeout_seconds)
+        if finds:
+            attempts.server = self.servers.index(self._call(partial(rpcs.live, timeout_seconds)))
         call = self._start(attempts, method, request)
         try:
             for response in call:

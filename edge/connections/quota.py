@@ -180,6 +180,7 @@ class Share:
         self.idle_until = math.inf
 
     def refused(self, reason: str) -> None:
+        """Count a refusal."""
         self._quota.refusals[Refusal(self.port, reason)] += 1
 
     def end(self, reason: str) -> None:
@@ -191,6 +192,7 @@ class Share:
         self.disconnect()
 
     def disconnect(self) -> None:
+        """Disconnect the client, and release everything."""
         close = self._close
         self.close()
         close()

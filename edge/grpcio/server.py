@@ -10,7 +10,7 @@ import grpc
 from edge.connections.listener import port_is_taken
 from edge.health.health import Health
 from edge.rpc.limits import Limits
-from edge.rpc.methods import Find, Method, Refused, Status
+from edge.rpc.methods import FindMethod, Method, Refused, Status
 from edge.rpc.servicers import Endpoint, InferenceServicer, TelemetryServicer
 from edge.security.access import Access
 from edge.security.certificates import Certificates, ServerCertificates
@@ -64,7 +64,7 @@ class GrpcServer(Endpoint):
 class _Authorizing(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Authorizes a call before its message is read, without the additional coroutine of an interceptor."""
 
-    def __init__(self, handler: grpc.GenericRpcHandler, find: Find) -> None:
+    def __init__(self, handler: grpc.GenericRpcHandler, find: FindMethod) -> None:
         self._handler, self._find = handler, find
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:

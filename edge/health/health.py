@@ -88,9 +88,11 @@ class Health:
         return not self._runs.lost and not self.overdue()
 
     def models_ready(self) -> bool:
+        """Return whether every wanted model is ready."""
         return all(self.state(entry)[0] == "READY" for entry in self._repository if entry.wanted)
 
     def name_ready(self, name: str) -> bool:
+        """Return whether any version of a model is ready."""
         return any(self.state(entry)[0] == "READY" for entry in self._repository if entry.name == name)
 
     def state(self, entry: Entry) -> tuple[State, str]:

@@ -172,6 +172,7 @@ class Watchdog:
         self._end_after, self._end_at = seconds, time.monotonic() + seconds
 
     def close(self) -> None:
+        """Stop watching."""
         self._stopped.set()
         self._thread.join()
 

@@ -123,6 +123,7 @@ class Exchange:
         self._news.set()
 
     def leave(self) -> None:
+        """Note that the client has left."""
         self._ended = True
         self._body = bytearray()
         self._news.set()

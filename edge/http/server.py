@@ -92,6 +92,7 @@ class HttpConnection(asyncio.Protocol):
         self._advance()
 
     def pause(self) -> None:
+        """Read nothing more until :meth:`read`."""
         self._reader.pause()
 
     def finish(self) -> None:
@@ -118,6 +119,7 @@ class HttpConnection(asyncio.Protocol):
         self._writable.set()
 
     async def writable(self) -> None:
+        """Wait until the client has read what was sent."""
         await self._writable.wait()
 
     def write(self, pieces: Sequence[bytes], size: int) -> int:

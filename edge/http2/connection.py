@@ -19,9 +19,9 @@ from edge.http2.messages import (
     IDENTITY,
     OK_TRAILERS,
     RESPONSE,
+    CallMetadata,
     Field,
     Head,
-    Metadata,
     NotGrpc,
     prefix,
     read_head,
@@ -59,13 +59,13 @@ _TOO_MUCH = "connection: got more open calls, headers and messages than it may h
 _NO_HEAD: Final = Head("", None, IDENTITY, 0)
 
 #: Returns the route of a call by its path and header fields, or None.
-Find = Callable[[str, Sequence[Field]], Route | None]
+FindRoute = Callable[[str, Sequence[Field]], Route | None]
 
 
 class Http2Connection(asyncio.Protocol):
     """One connection, in ``connections`` while it is open. Only the event loop uses it."""
 
-    def __init__(self, find: Find, limits: Limits, connections: set[Http2Connection], share: Share) -> None:
+    def __init__(self, find: FindRoute, limits: Limits, connections: set[Http2Connection], share: Share) -> None:
         self._http2 = ngh2.Connection(ngh2.Role.SERVER, _configuration(limits.max_metadata_bytes))
         self._share = share
         self._rpcs: dict[int, Rpc] = {}
@@ -150,6 +150,7 @@ class Http2Connection(asyncio.Protocol):
             self._flush()
 
     def refuse(self) -> None:
+        """Accept no further call."""
         with if_open:
             self._http2.send_goaway()
             self._flush()
@@ -180,6 +181,7 @@ class Http2Connection(asyncio.Protocol):
 
     @cached_property
     def peer(self) -> str:
+        """The client's address in gRPC's notation."""
         host, port = self._transport.get_extra_info("peername")[:2]
         return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
@@ -298,7 +300,7 @@ class Http2Connection(asyncio.Protocol):
         else:
             self._flush_soon()
 
-    def finish(self, stream_id: int, code: Code, details: str, metadata: Metadata) -> None:
+    def finish(self, stream_id: int, code: Code, details: str, metadata: CallMetadata) -> None:
         """Send the status of a call."""
         if code is Code.OK:
             self._prove(stream_id)

@@ -83,6 +83,7 @@ class ConnectionLimits:
             self.set_busy(False)
 
     def set_busy(self, busy: bool) -> None:
+        """Record whether any call is open."""
         if busy:
             self._share.busy()
         else:

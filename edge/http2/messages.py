@@ -23,7 +23,7 @@ _INLINE_BYTES = 256 * 1024
 _PIECE_BYTES = 4 * 1024**2
 Field = tuple[bytes, bytes]
 #: Metadata as servicers see it: lower-case keys; values are bytes for keys that end in ``-bin``, else text.
-Metadata = tuple[tuple[str, str | bytes], ...]
+CallMetadata = tuple[tuple[str, str | bytes], ...]
 
 RESPONSE: tuple[Field, ...] = (
     (b":status", b"200"),
@@ -209,7 +209,7 @@ def _seconds(timeout: bytes) -> float:
     return int(number) * unit
 
 
-def read_metadata(fields: Iterable[Field]) -> Metadata:
+def read_metadata(fields: Iterable[Field]) -> CallMetadata:
     """Return the custom metadata among the header fields."""
     return tuple(
         (name.decode("ascii", "replace"), _binary(value) if name.endswith(b"-bin") else value.decode("latin-1"))

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from edge import errors
 from edge.connections.quota import Share
-from edge.http2.messages import SMALL_BYTES, Field, Head, Messages, Metadata, Packed, no_room, read_metadata
+from edge.http2.messages import SMALL_BYTES, CallMetadata, Field, Head, Messages, Packed, no_room, read_metadata
 from edge.rpc.methods import UNPARSEABLE, Refused, Status
 from edge.serving.statuses import Code
 
@@ -64,7 +64,7 @@ class _Wire(Protocol):
     def acknowledge(self, stream_id: int, size: int) -> None: ...
     def send(self, stream_id: int, message: bytes) -> bool: ...
     def respond(self, stream_id: int, message: bytes) -> None: ...
-    def finish(self, stream_id: int, code: Code, details: str, metadata: Metadata) -> None: ...
+    def finish(self, stream_id: int, code: Code, details: str, metadata: CallMetadata) -> None: ...
     def room(self, stream_id: int) -> Awaitable[None] | None: ...
 
 
@@ -181,7 +181,7 @@ class Rpc:
         """Return the seconds until the deadline, at least 0; None without a deadline."""
         return None if self.deadline == math.inf else max(self.deadline - time.monotonic(), 0.0)
 
-    def invocation_metadata(self) -> Metadata:
+    def invocation_metadata(self) -> CallMetadata:
         return read_metadata(self._fields)
 
     def peer(self) -> str:
@@ -281,9 +281,10 @@ class Rpc:
             self._finish(_INTERNAL, errors.INTERNAL)
 
     def expire(self) -> None:
+        """End the call at its deadline."""
         self._cut(Code.DEADLINE_EXCEEDED, "the deadline of the call passed")
 
-    def _cut(self, code: Code, details: str, metadata: Metadata = ()) -> None:
+    def _cut(self, code: Code, details: str, metadata: CallMetadata = ()) -> None:
         """End the call and cancel its handler."""
         self._finish(code, details, metadata)  # first, because a task that has not started sees no cancellation
         self._cancel()
@@ -295,7 +296,7 @@ class Rpc:
             self._direct.cancel(self._call)
             self._call = None
 
-    def _finish(self, code: Code, details: str, metadata: Metadata = ()) -> None:
+    def _finish(self, code: Code, details: str, metadata: CallMetadata = ()) -> None:
         if not self.done:
             self._end()
             self._wire.finish(self.stream_id, code, details, metadata)

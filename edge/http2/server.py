@@ -15,7 +15,7 @@ from edge.http2.messages import Field, read_metadata
 from edge.http2.rpc import Direct, Route
 from edge.protocol import INFERENCE
 from edge.rpc.limits import Limits
-from edge.rpc.methods import Find, Refused
+from edge.rpc.methods import FindMethod, Refused
 from edge.rpc.servicers import Endpoint, InferenceServicer, TelemetryServicer
 from edge.security.access import CALLER, Access
 from edge.security.certificates import ServerCertificates
@@ -31,7 +31,9 @@ _FLUSH_SECONDS = 1.0
 class Routes:
     """The methods of a server, ``direct`` by path. ``by_path`` says that one look-up for each path is enough."""
 
-    def __init__(self, find: Find, limits: Limits, by_path: bool, direct: Mapping[str, Direct] | None = None) -> None:
+    def __init__(
+        self, find: FindMethod, limits: Limits, by_path: bool, direct: Mapping[str, Direct] | None = None
+    ) -> None:
         self._find, self._limits, self._by_path = find, limits, by_path
         self._direct = direct or {}
         self._routes: dict[str, Route] = {}
@@ -74,9 +76,11 @@ class Http2Server(Endpoint):
         self._port = Port(routes, limits, quota, context)
 
     async def start(self, host: str, port: int) -> None:
+        """Listen. Only telemetry is SERVING at first."""
         self.port = await self._port.open(host, port)
 
     async def drain(self, grace_seconds: float) -> None:
+        """Refuse new calls, and close the port after the others end."""
         await self._port.drain(grace_seconds)
 
 

@@ -88,6 +88,7 @@ class Board(msgspec.Struct, frozen=True):
 
     @property
     def release(self) -> Release | None:
+        """The release as numbers."""
         return parse_release(self.l4t or "")
 
     def runs(self, image: Release) -> bool | None:

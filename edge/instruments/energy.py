@@ -59,7 +59,7 @@ class ModelTier(NamedTuple):
     tier: str
 
 
-class Work(Protocol):
+class Activity(Protocol):
     """The activity of a server that takes energy. Called from the meter's thread."""
 
     def running(self) -> bool: ...  # whether a run is in progress
@@ -84,7 +84,7 @@ class EnergyMeter:
     ``idle_watts``, the board's power while nothing runs, is None while it is unknown.
     """
 
-    def __init__(self, rails: Sequence[SensorFile], work: Work) -> None:
+    def __init__(self, rails: Sequence[SensorFile], work: Activity) -> None:
         self._rails, self._work = rails, work
         self._lock = threading.Lock()
         self._energy: dict[ModelTier, TierEnergy] = {}
@@ -188,7 +188,7 @@ def board_rails(root: Path = Path("/")) -> list[SensorFile]:
     return next(([rail] for name in _BOARD_RAILS for rail in rails if rail.name == name), rails)
 
 
-def energy_meter(work: Callable[[], Work], root: Path = Path("/")) -> EnergyMeter | None:
+def energy_meter(work: Callable[[], Activity], root: Path = Path("/")) -> EnergyMeter | None:
     """Return a meter; None on a machine without rails, where ``work`` is not called."""
     rails = board_rails(root)
     return EnergyMeter(rails, work()) if rails else None

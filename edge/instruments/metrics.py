@@ -14,14 +14,14 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from edge.instruments.energy import TierEnergy
-from edge.instruments.snapshot import BUCKETS_NS, End, Histogram, Labels, LoopEnd, Snapshot, TextEnd, Timings
+from edge.instruments.snapshot import BUCKETS_NS, End, Histogram, LabelValues, LoopEnd, Snapshot, TextEnd, Timings
 
 #: The types of the Prometheus page. Triton's counters are ``unknown``, because their names lack the suffix ``_total``.
 Kind = Literal["counter", "gauge", "histogram", "unknown"]
 #: Divisors of counted values by their unit: durations are counted in whole ns, and ratios in whole billionths.
 PER_UNIT: Final = {"seconds": 1e9, "ratio": 1e9}
 #: The labels' values, and the number or histogram under them.
-Sample = tuple[Labels, float | Histogram]
+Sample = tuple[LabelValues, float | Histogram]
 
 
 class CompletedRequest(Protocol):
@@ -60,7 +60,7 @@ class ModelMetric:
     read: Callable[[ModelNow], Iterable[Sample]]
     kind: Kind = "counter"
     unit: str = ""  # empty for a plain count; values in seconds are read in ns
-    labels: Labels = ()  # beside model and version
+    labels: tuple[str, ...] = ()  # beside model and version
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class RequestMetric:
     help: str
     count: Callable[[CompletedRequest], int]  # returns at least 0
     unit: str = ""
-    labels: Labels = ()
-    label: Callable[[CompletedRequest], Labels] | None = None  # returns the values of the labels, where there are any
+    labels: tuple[str, ...] = ()
+    label: Callable[[CompletedRequest], LabelValues] | None = None  # returns the labels' values; None without labels
     buckets: tuple[int, ...] = ()  # the upper bounds of a histogram, ascending; without them it is a counter
     of: type[End] | None = None  # counts only requests with such an end
 
@@ -121,11 +121,11 @@ def _end_metric(
     value: Callable[[Any], int],
     unit: str = "",
     buckets: tuple[int, ...] = (),
-    labels: Labels = ("tier",),
+    labels: tuple[str, ...] = ("tier",),
 ) -> RequestMetric:
     """Return a metric of requests with such an end; its labels are attributes of the end."""
 
-    def label(request: CompletedRequest) -> Labels:
+    def label(request: CompletedRequest) -> LabelValues:
         return tuple(getattr(request.end, name) for name in labels)
 
     return RequestMetric(name, help, lambda request: value(request.end), unit, labels, label, buckets, of)

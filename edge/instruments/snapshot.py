@@ -56,9 +56,9 @@ STAGES = ("request", "queue", "compute_input", "compute_infer", "compute_output"
 #: A histogram of durations in ns for each of :data:`STAGES`.
 Stages = dict[str, Histogram]
 #: The values of a metric's labels.
-Labels = tuple[str, ...]
+LabelValues = tuple[str, ...]
 #: A metric's numbers by its labels: a sum, or a histogram.
-Counted = dict[Labels, int | Histogram]
+Counted = dict[LabelValues, int | Histogram]
 
 
 @dataclass(slots=True)

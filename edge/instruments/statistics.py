@@ -41,6 +41,7 @@ class ModelStatistics:
 
     @property
     def execution_count(self) -> int:
+        """Calls of the runtime."""
         return self._now.execution_count
 
     def runs(self) -> dict[str, TierRuns]:

@@ -109,6 +109,7 @@ class Generate(IterativeProgram):
         return GenerationSession(self, options.tier)
 
     def close(self) -> None:
+        """Drop the decoders without rows, which refer to their runner's memory; see :meth:`Program.close`."""
         for idle in self._idle.values():
             idle.clear()
 
@@ -127,6 +128,7 @@ class GenerationSession(Session):
         return len(self._rows)
 
     def add(self, requests: Sequence[Joining]) -> list[Finished]:
+        """Compute the prompts of requests, several in a run, and choose their first tokens; see :meth:`Session.add`."""
         program = self._program
         inputs = [request.inputs for request in requests]
         ids, mask = (np.concatenate([tensors[name] for tensors in inputs]) for name in (program.ids, program.mask))

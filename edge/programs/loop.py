@@ -77,6 +77,7 @@ class Loop(IterativeProgram):
         return LoopSession(self.config, self.limits, self._runners[options.tier], self._idle[options.tier])
 
     def close(self) -> None:
+        """Drop the loops without rows, which refer to their runner's memory; see :meth:`Program.close`."""
         for idle in self._idle.values():
             idle.clear()
 
@@ -103,6 +104,7 @@ class LoopSession(Session):
         return len(self._owners)
 
     def add(self, requests: Sequence[Joining]) -> list[Finished]:
+        """Add the rows of requests, which are embedded in one run; see :meth:`Session.add`."""
         config, embed = self._config, self._runners.embed
         inputs = requests[0].inputs
         if len(requests) > 1:

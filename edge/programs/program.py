@@ -126,6 +126,7 @@ class Cascade(Program):
         self._lean, self._full = runners[config.lean], runners[config.full]
 
     def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
+        """Run one tier, or the cascade, whose repeats are its time in units of the lean tier's run."""
         if options.tier != AUTO:
             return self._single.compute(inputs, options)
         config = self._config
@@ -141,6 +142,7 @@ class Cascade(Program):
         return Computed(outputs, {TIER: tiers}, (time.perf_counter() - begun) / lean_seconds)
 
     def start(self, inputs: Mapping[str, Array], options: Options) -> Callable[[], Computed] | None:
+        """Start one tier; a cascade decides between its runs, so it cannot be started."""
         return None if options.tier == AUTO else self._single.start(inputs, options)
 
 
@@ -236,6 +238,7 @@ class IterativeProgram(Program):
     generates = False
 
     def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
+        """Compute one request in a session of its own, until the last of its rows has ended."""
         session = self.session(options)
         ended = session.add([Joining(None, inputs, options)])
         while not ended:

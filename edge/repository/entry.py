@@ -54,6 +54,7 @@ class Entry:
         return self.progress or self._reason
 
     def loading(self, path: Path) -> None:
+        """Start to load a bundle."""
         self._check("loading", "UNAVAILABLE", "LOADING", "READY")
         self.path, self.wanted = path, True
         if not self.model:
@@ -61,6 +62,7 @@ class Entry:
         self._on_change()
 
     def building(self, progress: str) -> None:
+        """Report the progress of a build that the load waits for."""
         self._check("building", "LOADING", "READY")
         if progress != self.progress:
             self.progress = progress
@@ -78,6 +80,7 @@ class Entry:
         return replaced
 
     def failed(self, error: FewheadsError) -> None:
+        """Record the reason of a failed load."""
         self._check("failed", "LOADING", "READY")
         log.error("%s cannot be served: %s", self.path.name, error)
         self._reason, self.progress = str(error), ""
@@ -95,6 +98,7 @@ class Entry:
         return model
 
     def unloaded(self, reason: str) -> None:
+        """Record that there is no model, and that none is wanted."""
         self._check("unloaded", "UNLOADING", "LOADING", "UNAVAILABLE")
         self.state, self._reason, self.wanted = "UNAVAILABLE", reason, False
         self._on_change()

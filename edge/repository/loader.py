@@ -36,7 +36,7 @@ _WAIT_SECONDS = 0.2
 _LOG_SECONDS = 30.0
 
 #: Reports the progress of a build, such as ``BUILDING 42 %, 3 min left``, and nothing when the builds have ended.
-Progress = Callable[[str], None]
+ReportProgress = Callable[[str], None]
 
 
 #: A sound load may take this much on any machine, whatever limit there is for runs, and a second more for each so many
@@ -96,7 +96,7 @@ class Loader:
             return False
 
     def load_model(
-        self, bundle: Bundle, progress: Progress = lambda text: None, stop: threading.Event | None = None
+        self, bundle: Bundle, progress: ReportProgress = lambda text: None, stop: threading.Event | None = None
     ) -> Model:
         """Return a model whose every tier has reproduced its golden set and has been timed.
 
@@ -109,7 +109,7 @@ class Loader:
         load = partial(self._load_with, bundle=bundle, progress=progress, stop=stop or threading.Event())
         return first_that_works(self._target, str(bundle.path), load)
 
-    def _load_with(self, runtime: Runtime, bundle: Bundle, progress: Progress, stop: threading.Event) -> Model:
+    def _load_with(self, runtime: Runtime, bundle: Bundle, progress: ReportProgress, stop: threading.Event) -> Model:
         builds = self._build and runtime.isolated_build
         if builds:
             self._build_all(runtime, bundle, self._unbuilt(runtime, bundle), progress, stop)
@@ -138,15 +138,17 @@ class Loader:
         runtime: Runtime,
         bundle: Bundle,
         files: list[tuple[str, Role]],
-        progress: Progress,
+        progress: ReportProgress,
         stop: threading.Event,
     ) -> None:
-        for tier, role in files:
-            self._build_file(runtime, bundle, tier, role, progress, stop)
-        progress("")
+        try:
+            for tier, role in files:
+                self._build_file(runtime, bundle, tier, role, progress, stop)
+        finally:
+            progress("")
 
     def _build_file(
-        self, runtime: Runtime, bundle: Bundle, tier: str, role: Role, progress: Progress, stop: threading.Event
+        self, runtime: Runtime, bundle: Bundle, tier: str, role: Role, progress: ReportProgress, stop: threading.Event
     ) -> None:
         of = f" (tier {tier})" if len(bundle.manifest.tiers) > 1 else ""
         of += f" ({role})" if len(bundle.manifest.roles) > 1 else ""

@@ -183,6 +183,7 @@ class Repository:
         return entry, model
 
     def unknown(self, subject: str, *, fix: str) -> NotFound:
+        """Return the error for a name that no bundle has."""
         known = ", ".join(sorted({entry.name for entry in self})) or "none at all"
         given = Raw("a name that no bundle has")
         return NotFound(subject, given=given, expected=f"one of: {known}", fix=fix)
@@ -244,6 +245,7 @@ class Repository:
         self.listed = True
 
     def forget(self, entry: Entry) -> None:
+        """Remove an entry without a model."""
         self._set([other for other in self._entries if other is not entry])
 
     def _set(self, entries: list[Entry]) -> None:

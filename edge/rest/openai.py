@@ -72,6 +72,7 @@ class OpenAiApi:
         self._service, self._streams, self._metadata, self._endpoints = service, streams, metadata, endpoints
 
     async def complete(self, request: Request) -> object:
+        """Answer a request for completions, at once or as events."""
         body, threads = await self._endpoints.body(request), self._service.threads
         if len(body) > INLINE_JSON_BYTES:
             reading = threads.run(len(body), lambda: completion_of(parse(body)))

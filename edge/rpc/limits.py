@@ -50,6 +50,7 @@ class Limits:
         )
 
     def options(self) -> list[tuple[str, int]]:
+        """Return the options of a gRPC server."""
         return [
             ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.max_send_message_length", -1),

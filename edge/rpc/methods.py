@@ -100,7 +100,7 @@ class Method(NamedTuple):
 #: Ends the call of a context with a status, by an exception.
 Abort = Callable[[Any, Status], Awaitable[Any]]
 #: Finds the method with a path for a caller with these metadata, or none; raises ``Refused``.
-Find = Callable[[str, _Metadata], Method | None]
+FindMethod = Callable[[str, _Metadata], Method | None]
 
 
 def authorization(metadata: _Metadata) -> str | None:

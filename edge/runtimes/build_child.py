@@ -73,11 +73,12 @@ class Failure(msgspec.Struct, frozen=True):
 
     @property
     def error(self) -> FewheadsError:
+        """The error to raise in the parent."""
         kind = _ERRORS.get(self.kind, BackendError)
         return kind(self.subject, given=Whole(self.given), expected=self.expected, fix=self.fix)
 
 
-class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+class BuildMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """A message of the child. Without a field, its build is in the cache; its exit may take longer.
 
     ``log`` has the logger, the level and the text of a record.
@@ -181,7 +182,7 @@ def _follow(
         if not messages.poll(_LOOK_SECONDS):
             continue
         try:
-            message = msgspec.json.decode(messages.recv_bytes(MAX_MESSAGE_BYTES), type=Message)
+            message = msgspec.json.decode(messages.recv_bytes(MAX_MESSAGE_BYTES), type=BuildMessage)
         except (EOFError, OSError, msgspec.DecodeError) as error:
             too_long = not messages.readable  # as one above the limit leaves the connection
             if too_long or isinstance(error, msgspec.DecodeError):
@@ -199,7 +200,7 @@ def _follow(
         if message.log:
             name, level, text = message.log
             logging.getLogger(name).log(level, "%s", text)
-        if message == Message():
+        if message == BuildMessage():
             return
 
 

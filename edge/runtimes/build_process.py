@@ -22,7 +22,7 @@ from edge.bundles.bundle import Bundle
 from edge.child import end_with_parent
 from edge.errors import BackendError, FewheadsError, Raw, elided
 from edge.runtimes.build import build_here
-from edge.runtimes.build_child import MORE_MEMORY, Failure, Message, Request
+from edge.runtimes.build_child import MORE_MEMORY, BuildMessage, Failure, Request
 from edge.runtimes.runtime import Source
 from edge.runtimes.table import RUNTIMES
 
@@ -41,13 +41,13 @@ class _Channel(logging.Handler):
         super().__init__(logging.INFO)
         self._connection, self._sending = connection, threading.Lock()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: BuildMessage) -> None:
         with self._sending:
             self._connection.send_bytes(msgspec.json.encode(message))
 
     def emit(self, record: logging.LogRecord) -> None:
         text = elided(self.format(record), _MOST_LOG_CHARS)
-        self.send(Message(log=(record.name, record.levelno, text)))
+        self.send(BuildMessage(log=(record.name, record.levelno, text)))
 
 
 def main() -> None:
@@ -67,17 +67,17 @@ def main() -> None:
         runtime = RUNTIMES[request.runtime](request.parameter)
         runtime.reason = request.reason
         source = Source.of(Bundle.open(request.bundle, models=False), runtime, request.tier, request.role)
-        build_here(runtime, source, Path(request.cache), request.options, lambda now: channel.send(Message(now)))
+        build_here(runtime, source, Path(request.cache), request.options, lambda now: channel.send(BuildMessage(now)))
     except (FewheadsError, MemoryError) as error:
         if isinstance(error, MemoryError):
             given, fix = Raw("a build process without memory"), f"{MORE_MEMORY}."
             error = BackendError(request.bundle, given=given, expected="a build that ends", fix=fix)
-        channel.send(Message(failure=Failure.of(error)))
+        channel.send(BuildMessage(failure=Failure.of(error)))
         _exit(error.exit_code)
     except Exception:
         log.exception("the build process failed")
         _exit(1)
-    channel.send(Message())
+    channel.send(BuildMessage())
     _exit(0)
 
 

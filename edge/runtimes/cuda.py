@@ -147,6 +147,7 @@ class Graph:
         self._executable: ctypes.c_void_p | None = executable
 
     def launch(self, stream: Any) -> None:
+        """Enqueue all its work into a stream."""
         _call("cuGraphLaunch", self._executable, ctypes.c_void_p(stream.handle))
 
     def free(self) -> None:
@@ -210,6 +211,7 @@ class Device:
         self._driver.memcpy_dtoh_async(array, address, stream)
 
     def copy(self, target: int, source: int, size_bytes: int, stream: Any) -> None:
+        """Enqueue a copy within the device."""
         self._driver.memcpy_dtod_async(target, source, size_bytes, stream)
 
     def copy_slices(self, target: Slices, source: Slices, shape: tuple[int, int, int], stream: Any) -> None:

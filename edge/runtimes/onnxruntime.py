@@ -67,6 +67,7 @@ class OnnxRuntimeCpu(Runtime):
         return OnnxRuntimeRunner(model, subject=source.subject, providers=self.providers(source, BuildOptions()))
 
     def providers(self, source: Source, options: BuildOptions) -> Providers:
+        """Return ONNX Runtime's execution providers for a model, with their options."""
         return self._providers
 
 
@@ -103,13 +104,14 @@ class OnnxRuntimeCuda(OnnxRuntimeCpu):
                     return artifact
         subject, given = (
             f"bundle {bundle.path} tier {name!r}",
-            [f"{profile.precision} for {profile.runtime}" for profile in files],
+            [f"{file.precision} for {file.runtime}" for file in files],
         )
         expected = "FP32, FP16, or INT8 with fixed scales: a GPU computes no dynamic INT8"
         fix = "Export the bundle with --artifacts tensorrt too, or serve it on the CPU."
         raise BundleError(subject, given=given, expected=expected, fix=fix)
 
     def row_independent(self, artifact: Artifact) -> bool:
+        """Return True: it runs no files with dynamic INT8."""
         return True
 
 

@@ -108,6 +108,7 @@ class Source:
 
     @property
     def subject(self) -> str:
+        """The name of the model in errors."""
         return f"model {self.bundle.path / self.artifact.file}"
 
     @property

@@ -47,6 +47,7 @@ class ContinuousRun:
         return max(self.executor.max_rows, 1) - sum(batch.session.rows for batch in self._batches)
 
     def wait_seconds(self, job: Job, now: float) -> float:
+        """Predict how long a job waits for it: until there is room for its rows, and at least for a step."""
         step, every = self.executor.call_seconds(self._batch.size), self._program.loops_per_step
         if job.executor is not self.executor or job.rows <= self.room:
             return step
@@ -280,6 +281,7 @@ class _Batch:
 
     @property
     def size(self) -> int:
+        """The elements of a step."""
         rows = self.session.rows
         return self._executor.call_size(rows, rows * self._row_size)
 

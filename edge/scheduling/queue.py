@@ -143,6 +143,7 @@ class JobQueue:
         return min((group.ready_at() for group in self._groups.values()), default=None)
 
     def take_expired(self, now: float) -> list[Job]:
+        """Remove and return the jobs whose deadline has passed."""
         late = [job for job in self._jobs if job.deadline is not None and job.deadline <= now]
         for job in late:
             self.remove(job)

@@ -39,6 +39,7 @@ class Run(NamedTuple):
         return (executor.join_seconds if self.joins else executor.call_seconds)(self.size, deviations)
 
     def wait_seconds(self, job: Job, now: float) -> float:
+        """Predict how long a job waits for it, on the safe side."""
         return max(self.begun + self.executor.run_seconds(self.size, self.options, self.rows) - now, 0.0)
 
 

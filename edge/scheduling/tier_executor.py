@@ -105,6 +105,7 @@ class TierExecutor:
         self.latency.observe(self.assembler.size(inputs), time.perf_counter() - begun, computed.repeats)
 
     def is_brief(self, size: int, now: float) -> bool:
+        """Return whether the submitting thread may compute a run; see :meth:`LatencyModel.is_brief`."""
         return self.latency.is_brief(size, now)
 
     def repeats(self, options: Options) -> float:
@@ -188,6 +189,7 @@ class LoopExecutor(TierExecutor):
         self.learn(self.options, finished.computed.repeats)
 
     def is_brief(self, size: int, now: float) -> bool:
+        """Return False: the event loop computes no steps."""
         return False
 
     def learn(self, options: Options, loops: float) -> None:
@@ -243,6 +245,7 @@ class TextExecutor(LoopExecutor):
         self.tokens = LatencyModel()  # of texts by ``max_tokens``, instead of seconds by size
 
     def learn(self, options: Options, loops: float) -> None:
+        """Learn how many tokens the text of a request has."""
         self.latency.observe_repeats(loops - 1)
         self.tokens.observe_step(self.most_repeats(options) + 1, loops)
 
@@ -252,6 +255,7 @@ class TextExecutor(LoopExecutor):
         return min(self.tokens.step_seconds(most, deviations) or math.inf, most) - 1
 
     def most_repeats(self, options: Options) -> int:
+        """Return the most tokens after the first one."""
         return (options.sampling or self.program.sampling).max_tokens - 1
 
     def call_size(self, rows: int, size: float) -> int:

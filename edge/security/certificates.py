@@ -47,10 +47,12 @@ class Certificates:
 
     @cached_property
     def http(self) -> ssl.SSLContext:
+        """TLS context of HTTP/1.1 servers."""
         return self._context()
 
     @cached_property
     def http2(self) -> ssl.SSLContext:
+        """TLS context of HTTP/2 servers."""
         context = self._context()
         context.set_alpn_protocols(["h2"])
         return context

@@ -110,6 +110,7 @@ class Call(Job):
         return ",".join([name for name in reversed(self.form.model.tiers) if name in names])
 
     def end_of(self, answer: JobResult) -> End:
+        """Return how the rows of a loop or a text ended."""
         facts, tier = answer.facts, self.executor.tier
         stopped = facts[STOPPED].tolist()
         reason = next(reason for reason in _REASONS if reason in stopped)
@@ -227,6 +228,7 @@ class MessageEncoder(Encoder):
         self._stream = stream
 
     def encode(self, response: InferResponse) -> Any:
+        """Return the message."""
         if self._stream:
             message = pb.ModelStreamInferResponse()
             _fill(message.infer_response, response)

@@ -53,6 +53,7 @@ class Extensions:
             self._trace_settings |= {**_TRACED, "trace_rate": (str(rate),)}
 
     async def list_unloaded(self, repository_name: str = "") -> None:
+        """Update the list of models that clients can load."""
         _check_repository(repository_name)
         await self._control.list_unloaded()
 
@@ -93,6 +94,7 @@ class Extensions:
     def register_shared_memory(
         self, request: pb.SystemSharedMemoryRegisterRequest
     ) -> pb.SystemSharedMemoryRegisterResponse:
+        """Register a region."""
         self._allowed().register(request.name, request.key, request.offset, request.byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
@@ -104,6 +106,7 @@ class Extensions:
         return pb.SystemSharedMemoryUnregisterResponse()
 
     def refuse_cuda_shared_memory(self) -> NoReturn:
+        """Raise Unsupported for a region in GPU memory."""
         expected = "system shared memory: a Jetson, where CPU and GPU share theirs, has no CUDA IPC"
         fix = "Register a POSIX shared memory object with SystemSharedMemoryRegister."
         raise Unsupported("shared memory", given=Raw("a CUDA IPC handle"), expected=expected, fix=fix)

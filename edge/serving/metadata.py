@@ -71,6 +71,7 @@ class Metadata:
         return self._health.accepting and self._health.state(entry)[0] == "READY"
 
     def server_metadata(self) -> pb.ServerMetadataResponse:
+        """Return the server's name, version and protocol extensions."""
         return pb.ServerMetadataResponse(name="fewheads", version=__version__, extensions=self._extensions)
 
     def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:

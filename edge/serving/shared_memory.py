@@ -60,12 +60,14 @@ class TensorRegion:
     subject: str  # the tensor, in error messages
 
     def read(self) -> bytes:
+        """Return a copy of the tensor's bytes; raise an InvalidRequest if the object has shrunk."""
         data = os.pread(self.region.file, self.byte_size, self.region.offset + self.offset)
         if len(data) < self.byte_size:
             raise self._shrunk(f"{len(data)} bytes in the object")
         return data
 
     def write(self, data: bytes) -> None:
+        """Write a tensor's bytes; raise an InvalidRequest if there is no room for them."""
         if len(data) > self.byte_size:
             given, expected = Raw(f"{self.byte_size} bytes"), f"at least {len(data)}"
             raise self._invalid(given, expected, "Give the output more room.")

@@ -51,7 +51,7 @@ class _StreamedRequest:
 
 
 class _Outbox:
-    """The exchanges of one stream, and those that have something to send, in turns."""
+    """The requests of one stream, and those that have something to send, in turns."""
 
     def __init__(self, encoder: Encoder) -> None:
         self.encoder = encoder
@@ -60,16 +60,16 @@ class _Outbox:
         self.ready: asyncio.Queue[_StreamedRequest | None] = asyncio.Queue()  # None after the last request
         self._order: deque[_StreamedRequest] = deque()  # without partial answers, and not ready
 
-    def add(self, exchange: _StreamedRequest) -> None:
-        self.running.add(exchange)
-        if not exchange.at_once:
-            self._order.append(exchange)
+    def add(self, streamed: _StreamedRequest) -> None:
+        self.running.add(streamed)
+        if not streamed.at_once:
+            self._order.append(streamed)
 
-    def answered(self, exchange: _StreamedRequest, final: Any) -> None:
-        """Send the last response of an exchange, or raise its error: at once, or in the order of the requests."""
-        exchange.final = final
-        if exchange.at_once:
-            self.ready.put_nowait(exchange)
+    def answered(self, streamed: _StreamedRequest, final: Any) -> None:
+        """Send the last response to a request, or raise its error: at once, or in the order of the requests."""
+        streamed.final = final
+        if streamed.at_once:
+            self.ready.put_nowait(streamed)
         while self._order and self._order[0].final:
             self.ready.put_nowait(self._order.popleft())
 
@@ -112,38 +112,38 @@ class Streams:
         self.open += 1
         try:
             while outbox.running or not ended:
-                exchange = await outbox.ready.get()
-                if exchange is None:
+                streamed = await outbox.ready.get()
+                if streamed is None:
                     ended = True
-                elif exchange in outbox.running:
-                    await self._send(exchange, outbox, write)
+                elif streamed in outbox.running:
+                    await self._send(streamed, outbox, write)
             await reader  # raises the reason for the end, unless the client ended the stream
         finally:
             self.in_flight -= len(outbox.running)
-            for exchange in outbox.running:
-                self._service.cancel(exchange.call)
+            for streamed in outbox.running:
+                self._service.cancel(streamed.call)
             try:
                 await _cancel(reader)
             finally:
                 self.open -= 1
 
     async def _send(
-        self, exchange: _StreamedRequest, outbox: _Outbox, write: Callable[[Any, bool], Awaitable[None]]
+        self, streamed: _StreamedRequest, outbox: _Outbox, write: Callable[[Any, bool], Awaitable[None]]
     ) -> None:
-        """Send the next partial answer of an exchange that has one, or else its last response."""
-        if exchange.call and (response := self._service.partial(exchange.call)):
+        """Send the next partial answer to a request that has one, or else its last response."""
+        if streamed.call and (response := self._service.partial(streamed.call)):
             await write(response, False)
-            outbox.ready.put_nowait(exchange)  # the others first
+            outbox.ready.put_nowait(streamed)  # the others first
             await asyncio.sleep(0)  # more answers may come all the time, and other streams have to go on
-        elif isinstance(exchange.final, Exception):
-            error, exchange.final = exchange.final, None  # its traceback refers to frames that refer to the exchange
+        elif isinstance(streamed.final, Exception):
+            error, streamed.final = streamed.final, None  # its traceback refers to frames that refer to the request
             try:
                 raise error
             finally:
                 del error
-        elif exchange.final:
-            await write(exchange.final, True)
-            outbox.running.discard(exchange)
+        elif streamed.final:
+            await write(streamed.final, True)
+            outbox.running.discard(streamed)
             self.in_flight -= 1
             outbox.room.release()
 
@@ -153,8 +153,8 @@ class Streams:
             while await outbox.room.acquire() and (request := await _until(draining, read)) is not None:
                 streams = STREAM_PARTIAL in request.parameters and request.parameters[STREAM_PARTIAL].bool_param
                 names = [name[:MOST_NAME_CHARS] for name in (request.id, request.model_name, request.model_version)]
-                exchange = _StreamedRequest(streams)
-                self._begin(request, deadline, exchange, outbox, partial(_answer_with_message, outbox, exchange, names))
+                streamed = _StreamedRequest(streams)
+                self._begin(request, deadline, streamed, outbox, partial(_answer_with_message, outbox, streamed, names))
         finally:
             draining.cancel()
             outbox.ready.put_nowait(None)
@@ -163,8 +163,8 @@ class Streams:
         try:
             for request in requests:
                 await outbox.room.acquire()
-                exchange = _StreamedRequest(at_once=True)
-                self._begin(request, None, exchange, outbox, partial(outbox.answered, exchange))
+                streamed = _StreamedRequest(at_once=True)
+                self._begin(request, None, streamed, outbox, partial(outbox.answered, streamed))
                 await asyncio.sleep(0)  # so that one which is refused at once ends this
         finally:
             outbox.ready.put_nowait(None)
@@ -173,17 +173,17 @@ class Streams:
         self,
         request: pb.ModelInferRequest | UncheckedRequest,
         deadline: float | None,
-        exchange: _StreamedRequest,
+        streamed: _StreamedRequest,
         outbox: _Outbox,
         reply: Callable[[Any], None],
     ) -> None:
-        outbox.add(exchange)
+        outbox.add(streamed)
         self.in_flight += 1
-        on_partial = partial(outbox.ready.put_nowait, exchange)
-        exchange.call = self._service.start(request, deadline, reply, outbox.encoder, on_partial)
+        on_partial = partial(outbox.ready.put_nowait, streamed)
+        streamed.call = self._service.start(request, deadline, reply, outbox.encoder, on_partial)
 
 
-def _answer_with_message(outbox: _Outbox, exchange: _StreamedRequest, names: list[str], outcome: Any) -> None:
+def _answer_with_message(outbox: _Outbox, streamed: _StreamedRequest, names: list[str], outcome: Any) -> None:
     """Answer a request of a client with a message, also if it failed; an unexpected error goes to the log."""
     if isinstance(outcome, Exception):
         error, outcome = outcome, pb.ModelStreamInferResponse()
@@ -198,7 +198,7 @@ def _answer_with_message(outbox: _Outbox, exchange: _StreamedRequest, names: lis
             if isinstance(error, Overloaded) and error.retry_after_ms:
                 answer.parameters[STREAM_RETRY_AFTER_MS].int64_param = error.retry_after_ms
         del error  # its traceback may refer to this frame
-    outbox.answered(exchange, outcome)
+    outbox.answered(streamed, outcome)
 
 
 async def _until(draining: asyncio.Future[Any], read: Callable[[], Awaitable[T]]) -> T:

@@ -93,6 +93,7 @@ class Traces:
         span.end(self._epoch_ns + time.perf_counter_ns())
 
     def close(self) -> None:
+        """Send the remaining spans."""
         self._provider.shutdown()
 
     def _begin(self, model: str, arrival: Arrival) -> Any:

@@ -35,7 +35,7 @@ SERVER_METRICS: Final[dict[str, tuple[str, Callable[[Sources], float]]]] = {
     "fewheads_stream_requests": ("Requests of streams in progress", lambda of: of.streams.in_flight),
 }
 #: The metrics of clients' connections: name to help.
-DOOR_METRICS: Final = {
+CONNECTION_METRICS: Final = {
     "fewheads_connections": "Open connections of a port, including those that shake hands",
     "fewheads_held_bytes": "Bytes of requests and answers that clients make the server hold, on all ports together",
     "fewheads_refusals_total": "Clients of a port that were refused or disconnected, by reason",
@@ -79,7 +79,7 @@ class ServerCollector(Collector):
         yield from families([self._model(entry) for entry in self._sources.repository if entry.version])
         for name, (text, read) in SERVER_METRICS.items():
             yield GaugeMetricFamily(name, text, read(self._sources))
-        yield from _door_metrics(self._sources.quota)
+        yield from _connection_metrics(self._sources.quota)
         yield from board_metrics(self._sources.memory.sample(), self._sources.sensors.sample())
         energy = self._sources.energy
         yield from power_metrics(read_board(), energy.idle_watts if energy else None)
@@ -118,8 +118,8 @@ def families(models: Sequence[ModelNow], metrics: Sequence[Metric] = METRICS) ->
         yield family
 
 
-def _door_metrics(quota: Quota) -> Iterator[Family]:
-    connections, held, refused = DOOR_METRICS.items()
+def _connection_metrics(quota: Quota) -> Iterator[Family]:
+    connections, held, refused = CONNECTION_METRICS.items()
     gauge = GaugeMetricFamily(*connections, labels=("port",))
     for port, count in quota.connections_of_ports().items():
         gauge.add_metric([port], count)

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class ServedWork(NamedTuple):
-    """The runs of a server, as :class:`edge.instruments.energy.Work`."""
+    """The runs of a server, as :class:`edge.instruments.energy.Activity`."""
 
     repository: Repository
     scheduler: Scheduler

@@ -225,6 +225,7 @@ def test_command_prints_a_report_and_fails_if_requests_failed(url, tmp_path):
         (["--seconds", "3"], "--seconds: expected --rate beside it. Add --rate, or"),
         (["--rate", "10", "--concurrency", "2"], "--concurrency: expected no clients beside --rate"),
         (["--rate", "0"], "--rate: got '0', expected a number above 0"),
+        (["--rate", "9", "--deadline-ms", "nan"], "--deadline-ms: got nan, expected a number. Give"),
         (["--on-device", "--rows=2"], "--rows: expected no such option beside --on-device. Leave it out"),
         (["--rounds=3"], "--rounds: expected --on-device beside it"),
         (["--on-device", "--idle-gaps=1,x"], "--idle-gaps: got '1,x', expected seconds above 0, at most 600"),
@@ -233,6 +234,12 @@ def test_command_prints_a_report_and_fails_if_requests_failed(url, tmp_path):
 )
 def test_contradictory_options_are_rejected(arguments, message):
     assert message in mistake("bench", ORACLE_BUNDLE, *arguments)
+
+
+def test_name_without_its_bundle_is_rejected(url):
+    assert "BUNDLE: got 'm', expected a bundle's directory, also with --url. perf_analyzer" in mistake(
+        "bench", "m", "--url", url
+    )
 
 
 def requests(count=1000):

@@ -20,7 +20,7 @@ from edge.files import replaced_directory, sha256
 from edge.instruments.memory import MemorySampler
 from edge.runtimes import build_child, cache
 from edge.runtimes.build import build, build_with, load_runner
-from edge.runtimes.build_child import Message, Request, check_memory
+from edge.runtimes.build_child import BuildMessage, Request, check_memory
 from edge.runtimes.cache import BuildRecord, cache_directory
 from edge.runtimes.onnxruntime import OnnxRuntimeCpu
 from edge.runtimes.runtime import BuildMemory, BuildOptions, BuildProgress, Source
@@ -291,7 +291,7 @@ def test_child_without_memory_reports_it(oracle, tmp_path):
     code += "build_process.main()"
     child, messages = process(oracle, tmp_path, "-c", code)
     with child, messages:
-        failure = msgspec.json.decode(messages.recv_bytes(), type=Message).failure
+        failure = msgspec.json.decode(messages.recv_bytes(), type=BuildMessage).failure
         with pytest.raises(EOFError):  # it has ended
             messages.recv_bytes()
     assert "got a build process without memory, expected a build that ends. Stop other models" in str(failure.error)

@@ -24,6 +24,7 @@ from edge.repository.repository import Repository
 from edge.runtimes import cache, table
 from edge.runtimes.build import build, load_runner
 from edge.runtimes.onnxruntime import OnnxRuntimeCpu
+from edge.runtimes.runtime import BuildProgress
 from edge.scheduling.scheduler import Scheduler
 from tests.support.builds import children, pause_builds, wait_for_no_children
 from tests.support.letters_model import MAX_TOKENS, write_letters_bundle
@@ -213,6 +214,20 @@ async def test_auto_chooses_the_first_runtime_that_loads_the_model(scheduler, tm
     assert build(bundle, "auto", tmp_path / "cache").record.runtime != "unable"
     with pytest.raises(BackendError):
         load_runner(bundle, "unable", tmp_path / "cache")
+
+
+def test_progress_ends_with_a_build_that_fails(scheduler, tmp_path, monkeypatch):
+    def build_with(runtime, bundle, *_, progress, stop):
+        progress(BuildProgress("compiling", 0.42))
+        raise BackendError(str(bundle.path), given="this model", expected="another", fix="Take another runtime.")
+
+    monkeypatch.setattr(table, "RUNTIMES", {"unable": Unable, **table.RUNTIMES})
+    monkeypatch.setattr(Unable, "isolated_build", True)
+    monkeypatch.setattr(loader, "build_with", build_with)
+    reported = []
+    made = Loader(scheduler, cache=tmp_path / "cache")
+    made.close(made.load_model(write_oracle_bundle(tmp_path / "oracle"), reported.append))
+    assert reported == ["BUILDING 42 %", ""]  # the next runtime's load has a time limit again
 
 
 def test_a_build_is_read_once_and_a_broken_one_is_built_again(scheduler, builds, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from edge.client import ONCE, Client, Retries
+from edge.client import ONCE, Client, InferRequest, Retries
 from edge.client.failures import FailedCall
 from edge.client.retries import FIRST_OUT_SECONDS, LONGEST_OUT_SECONDS, MISSES, Attempts, Servers
 from edge.errors import ServerError, ServerRefused, UsageError
@@ -242,6 +242,26 @@ def test_server_that_is_down_costs_one_attempt():
         with Client([closed, one.url], retries=ONCE) as client:
             assert [fails(client).attempts for _ in range(2)] == [1, 1]
         assert len(one.requests) == 6 + 1
+
+
+@pytest.mark.parametrize("make", CLIENTS.values(), ids=CLIENTS)
+def test_streams_avoid_a_server_that_is_known_to_be_down(make):
+    def stream():
+        (answer,) = client.infer_stream([InferRequest("m", x())], timeout_seconds=5)
+        return str(answer.call.server)
+
+    with peer() as stays:
+        with peer() as goes:
+            client = make([stays.url, goes.url])
+            assert {stream(), stream()} == {stays.url, goes.url}
+        with client:
+            with pytest.raises(ServerError, match=f"ModelStreamInfer at {goes.url}: got UNAVAILABLE"):
+                assert [stream(), stream()]
+            begun = time.monotonic()
+            while time.monotonic() < begun + 5 * FIRST_OUT_SECONDS:  # the other one is tried meanwhile
+                assert stream() == stays.url
+            with peer(port=int(goes.url.split(":")[1])):
+                assert wait_until(lambda: goes.url in (stream(), stream()))
 
 
 @pytest.mark.parametrize("make", CLIENTS.values(), ids=CLIENTS)

@@ -24,7 +24,7 @@ from edge.scheduling.job import expired
 from edge.telemetry.metrics import (
     _SENSORS,
     BOARD_METRICS,
-    DOOR_METRICS,
+    CONNECTION_METRICS,
     SERVER_METRICS,
     board_metrics,
     families,
@@ -247,7 +247,7 @@ def test_the_readme_lists_every_metric(server):
     known = {
         *(metric.name for metric in METRICS),
         *SERVER_METRICS,
-        *DOOR_METRICS,
+        *CONNECTION_METRICS,
         *BOARD_METRICS,
         "fewheads_build_info",
     }
@@ -256,4 +256,4 @@ def test_the_readme_lists_every_metric(server):
     assert not unknown, f"no metric is called {unknown}: correct the table of metrics in edge/README.md"
     shown = set(re.findall(r"^# TYPE (\w+)", page_of(server), re.MULTILINE))
     assert shown <= known
-    assert {*(metric.name for metric in METRICS), *SERVER_METRICS, *DOOR_METRICS} <= shown
+    assert {*(metric.name for metric in METRICS), *SERVER_METRICS, *CONNECTION_METRICS} <= shown

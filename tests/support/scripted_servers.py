@@ -58,6 +58,9 @@ class Peer:
         context.add_callback(self.gone.set)
         return self.behave(request, context)
 
+    def live(self, request, context):
+        return pb.ServerLiveResponse(live=True)
+
     def stream(self, requests, context):
         for request in requests:
             self.requests.append(request)
@@ -76,6 +79,7 @@ def peer(behave=doubled, port=0):
     server = grpc.server(ThreadPoolExecutor(16), options=[("grpc.so_reuseport", 0)])
     unary, stream = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
     handlers = {name: unary(one.unary, message.FromString, _serialized) for name, message in _METHODS.items()}
+    handlers["ServerLive"] = unary(one.live, pb.ServerLiveRequest.FromString, _serialized)
     handlers["ModelStreamInfer"] = stream(one.stream, pb.ModelInferRequest.FromString, _serialized)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers),))
     one.url = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"

@@ -45,6 +45,7 @@ class Entries:
         self.size_bytes = end - address
 
     def at(self, address: int) -> Entries:
+        """Return the same entries in a memory."""
         return Entries(self._groups, self.rows, self.places, address)
 
     def addresses(self) -> Mapping[str, int]:
@@ -138,6 +139,7 @@ class DecoderBuffers:
 
     @property
     def cache_bytes(self) -> int:
+        """Device memory of the cache."""
         return self._memory.size_bytes if self._memory and self._memory.address else 0
 
     def reserve(self, places: int, rows: int) -> None:

@@ -160,6 +160,7 @@ class Engine:
         raise InvalidRequest(f"shapes for {self._subject}", given=given, expected=expected, fix=fix)
 
     def ranges(self, name: str) -> list[ShapeRange]:
+        """Return the range of an input in each profile."""
         index = [spec.name for spec in self.inputs].index(name)
         return [ranges[index] for ranges in self.profiles]
 
@@ -241,9 +242,9 @@ class Engine:
 
     def _spec(self, name: str) -> TensorSpec:
         datatype = self._engine.get_tensor_dtype(name).name
-        index = self._engine.get_tensor_location(name)
-        if datatype not in DATATYPES or index != self._trt.TensorLocation.DEVICE:
-            given = Raw(f"{datatype} in the memory of the {index.name.lower()}")
+        location = self._engine.get_tensor_location(name)
+        if datatype not in DATATYPES or location != self._trt.TensorLocation.DEVICE:
+            given = Raw(f"{datatype} in the memory of the {location.name.lower()}")
             expected = f"one of {', '.join(DATATYPES)} in the memory of the device"
             fix = "Export the model with other inputs and outputs, or serve it with --target onnxruntime."
             raise BackendError(f"tensor {name!r} of {self._subject}", given=given, expected=expected, fix=fix)

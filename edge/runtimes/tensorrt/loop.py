@@ -105,9 +105,8 @@ class TensorRtLoop:
             raise InvalidRequest(subject, given=given, expected=f"two equal shapes up to {expected}", fix=fix)
         names = self._buffers.tensors
         with self._model.working() as (shared, _):
-            for name, tensor, target in (
-                (names.state, state, buffers.states[self._current]), (names.prompt, prompt, buffers.prompt)
-            ):  # fmt: skip
+            fed = ((names.state, state, buffers.states[self._current]), (names.prompt, prompt, buffers.prompt))
+            for name, tensor, target in fed:
                 handle = self._model.upload(tensor) if isinstance(tensor, np.ndarray) else tensor
                 self._fed.append(handle)
                 source, size = self._model.address_of(name, handle), tokens * buffers.token_bytes

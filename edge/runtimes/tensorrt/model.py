@@ -101,6 +101,7 @@ class TensorRtModel:
             return handle
 
     def download(self, handle: TensorRtHandle) -> Array:
+        """Return a copy of a handle on the host; see :meth:`TensorRtHandle.numpy`."""
         array: Array = np.empty(handle.shape, NUMPY_TYPES[handle.datatype])
         with self.working() as (shared, _):
             shared.device.download(array, handle.memory.address)
