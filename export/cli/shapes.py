@@ -9,6 +9,7 @@ import click
 from edge.cli.output import json_option, print_json, print_table, progress
 from edge.cli.profile import parse_lengths
 from export.bundle.exported import RUNTIMES
+from export.bundle.outputs import check_shapes
 from export.training.loading import loading_torch
 from export.training.options import DIRECTORY, out_option, replace_option
 
@@ -38,6 +39,7 @@ def shapes(
 
     `fewheads profile` times them on a device without torch, for `fewheads reduce --latency-table`.
     """
+    check_shapes("--out", out, {"MODEL": model}, replace=replace)
     with loading_torch():
         from export.reduce.shapes import write_shapes
     with progress() as bar:
@@ -47,7 +49,6 @@ def shapes(
             out,
             lengths=lengths,
             runtimes=artifacts or RUNTIMES,
-            replace=replace,
             on_shape=lambda done, total: bar.update(task, completed=done, total=total),
         )
     if as_json:
