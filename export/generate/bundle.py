@@ -100,9 +100,14 @@ class LanguageModel(NamedTuple):
             fix = "Leave --positions out."
             raise UsageError("--positions", given=positions, expected=f"2 to {most}, the model's", fix=fix)
         tokenize = TokenizerPreprocess(
-            input=_PROMPT, file=_TOKENIZER, ids=_IDS, mask=_MASK, max_length=positions - 1, pad_id=0,
+            input=_PROMPT,
+            file=_TOKENIZER,
+            ids=_IDS,
+            mask=_MASK,
+            max_length=positions - 1,
+            pad_id=0,
             max_text_bytes=_BYTES_PER_TOKEN * positions,
-        )  # fmt: skip
+        )
         program = GenerateProgram(
             tokens=TOKENS,
             lengths=LENGTHS,
@@ -180,9 +185,17 @@ def decoders_of(graph: DecoderGraph, vocabulary: int, positions: int, *, int8: b
             file = f"{tier}.{runtime}.{precision}.onnx"
             kind, golden = ("FP16", _FP16_STEP_GOLDEN) if precision == "fp16" else ("FP32", _STEP_GOLDEN)
             models[file] = checked_file(
-                data, goldens[golden], file, runtime, precision, role="backbone", golden=golden, profile=profile,
-                more_profiles=(step_profile,), **_tensors(graph, vocabulary, kind),
-            )  # fmt: skip
+                data,
+                goldens[golden],
+                file,
+                runtime,
+                precision,
+                role="backbone",
+                golden=golden,
+                profile=profile,
+                more_profiles=(step_profile,),
+                **_tensors(graph, vocabulary, kind),
+            )
             artifacts[tier] = (*artifacts.get(tier, ()), models[file].artifact)
     return Decoders(artifacts, models, goldens)
 

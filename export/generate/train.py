@@ -74,9 +74,15 @@ class Preset(msgspec.Struct, frozen=True):
 
 
 _MUON = Recipe(
-    epochs=1, optimizer="muon", peak_learning_rate=5e-3, batch_size=64, schedule="cosine", final_share=0.05,
-    betas=(0.9, 0.95), clip_norm=1.0,
-)  # fmt: skip
+    epochs=1,
+    optimizer="muon",
+    peak_learning_rate=5e-3,
+    batch_size=64,
+    schedule="cosine",
+    final_share=0.05,
+    betas=(0.9, 0.95),
+    clip_norm=1.0,
+)
 _ADAMW = replace(_MUON, optimizer="adamw", peak_learning_rate=6e-4, weight_decay=0.1, final_share=0.1)
 #: tiny is for tests; small takes two cores an hour; gpt2 has GPT-2's 124 million parameters and its published rate.
 _PRESETS: Mapping[Size, Preset] = {

@@ -52,19 +52,32 @@ def page_tables(records: Mapping[str, TaskResult], precisions: Mapping[str, Any]
     return {
         "records.jsonl": Table(
             "",
-            ("function", "seeds", "looped, 50,561 parameters", "unlooped, 600,385", "looped / unlooped",
-             "of means over all numbers of pairs"),
+            (
+                "function",
+                "seeds",
+                "looped, 50,561 parameters",
+                "unlooped, 600,385",
+                "looped / unlooped",
+                "of means over all numbers of pairs",
+            ),
             main,
             2,
         ),
         "precisions.json": Table(
             "",
-            ("model", "precision", "error, 30 loops", "error at tolerance 0.05", "mean loops to it",
-             "not reached in 32 loops", "speed relative to full FP32, 1 / 8 / 64 rows"),
+            (
+                "model",
+                "precision",
+                "error, 30 loops",
+                "error at tolerance 0.05",
+                "mean loops to it",
+                "not reached in 32 loops",
+                "speed relative to full FP32, 1 / 8 / 64 rows",
+            ),
             quantised,
             2,
         ),
-    }  # fmt: skip
+    }
 
 
 def published() -> ExperimentReport[TaskResult]:
