@@ -45,7 +45,7 @@ def estimate(
     loops: float | None,
     as_json: bool,
 ) -> None:
-    """Predict the latency of each tier of BUNDLE on a Jetson Orin Nano, without one.
+    """Predict latencies of BUNDLE's tiers on a Jetson Orin Nano.
 
     None of the output was measured on an Orin. `fewheads profile` and `fewheads bench` measure on the board.
     """

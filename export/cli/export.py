@@ -106,7 +106,7 @@ def export(
     replace: bool,
     as_json: bool,
 ) -> None:
-    """Convert runs to ONNX, check them against torch, and write them as bundles.
+    """Export runs as bundles of ONNX files, checked against torch.
 
     Each calculator becomes a bundle, and looped runs of one function class, the full model first, become the tiers of
     one. Runs of `fewheads finetune`, `import` and `reduce`, the full model first, become the tiers of one bundle, NAME;
@@ -118,9 +118,17 @@ def export(
         fix = f"Make a bundle of an ONNX file with 'fewheads pack {file} --name NAME --repository {repository}'."
         raise UsageError("RUN_DIR", given=str(file), expected="run directories", fix=fix)
     targets = targets_of(
-        runs, lambda config: KINDS.get(config.model, CLASSIFIERS), repository, version=version, replace=replace,
-        name=name, tiers=tiers, artifacts=artifacts, data_dir=data_dir, data=data,
-    )  # fmt: skip
+        runs,
+        lambda config: KINDS.get(config.model, CLASSIFIERS),
+        repository,
+        version=version,
+        replace=replace,
+        name=name,
+        tiers=tiers,
+        artifacts=artifacts,
+        data_dir=data_dir,
+        data=data,
+    )
     with loading_torch():
         from export.bundle.exportable import export_bundle
 

@@ -71,9 +71,10 @@ def frontier(
     plots: bool,
     as_json: bool,
 ) -> None:
-    """Measure speed against accuracy: dense models, leaner ones, and simple reductions of the same speed.
+    """Measure speed against accuracy of dense and leaner models.
 
-    On five tasks of GLUE and several seeds, each family is trained, reduced, distilled, and exported in FP32 and INT8;
+    A family has dense models, leaner ones, and simple reductions of the same speed. On five tasks of GLUE and several
+    seeds, each is trained, reduced, distilled, and exported in FP32 and INT8;
     then all files are timed in turns on ONNX Runtime. Writes records.jsonl, report.md and frontier.png. A family takes
     20 to 80 minutes of a core.
     """

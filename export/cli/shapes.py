@@ -35,9 +35,10 @@ from export.training.options import DIRECTORY, out_option, replace_option
 def shapes(
     model: Path, out: Path, lengths: tuple[int, ...], artifacts: tuple[str, ...], replace: bool, as_json: bool
 ) -> None:
-    """Write every layer shape that `fewheads reduce` may choose for MODEL, a run or a Hugging Face directory.
+    """Write the layer shapes of MODEL, for a device to time.
 
-    `fewheads profile` times them on a device without torch, for `fewheads reduce --latency-table`.
+    They are all that `fewheads reduce` may choose for MODEL, a run or a Hugging Face directory. `fewheads profile`
+    times them on a device without torch, for `fewheads reduce --latency-table`.
     """
     check_shapes("--out", out, {"MODEL": model}, replace=replace)
     with loading_torch():
