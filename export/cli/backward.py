@@ -16,6 +16,7 @@ from export.bundle.exported import print_exported
 from export.bundle.outputs import check_bundle, check_name, check_run, check_workspace
 from export.generate.formats import source_of
 from export.generate.options import RATE, data_option, files_of, language_seed_option, limit_option
+from export.papers.experiment import SETTINGS
 from export.report.table import print_measures
 from export.training.loading import loading_torch
 from export.training.options import (
@@ -180,7 +181,7 @@ def compare(
     report.md.
     """
     inputs = {"BACKBONE": backbone, **{f"--data {path}": path.parent for path in data}}
-    check_workspace("--out", out, inputs, settings="settings.json")
+    check_workspace("--out", out, inputs, settings=SETTINGS)
     names = [path.name for path in data]
     if len({*names}) < len(names):
         fix = "Give each module once."
@@ -254,7 +255,7 @@ def mismatch(
     line after each training, and report.md.
     """
     sources, splits = [source_of(text) for text in data], [source_of(text) for text in tests]
-    check_workspace("--out", out, {"BACKBONE": backbone, **files_of([*sources, *splits])}, settings="settings.json")
+    check_workspace("--out", out, {"BACKBONE": backbone, **files_of([*sources, *splits])}, settings=SETTINGS)
     with loading_torch("loading torch, model and data"):
         from export.generate.formats import read_source
         from export.generate.model import Base

@@ -10,6 +10,7 @@ import click
 from edge.cli.output import json_option
 from edge.errors import Raw, UsageError
 from export.bundle.outputs import check_workspace
+from export.papers.experiment import SETTINGS
 from export.training.loading import loading_torch
 from export.training.options import DIRECTORY, out_option, plots_option
 
@@ -32,7 +33,7 @@ def looped(runs: tuple[Path, ...], prompts: int, loops: int, plots: bool, out: P
     compared with each other and with the baselines. Further shapes (--layers, --dim, --injection) have curves of their
     own. Writes records.jsonl, report.md and figures.
     """
-    check_workspace("--out", out, {f"RUN {run}": run for run in runs}, settings="settings.json")
+    check_workspace("--out", out, {f"RUN {run}": run for run in runs}, settings=SETTINGS)
     for module, package in _PACKAGES.items():
         if importlib.util.find_spec(module) is None:
             fix = "Install the baselines: pip install 'fewheads[baselines]'."

@@ -228,7 +228,7 @@ class Base:
 
     @contextmanager
     def revised(self, module: nn.Module | None) -> Iterator[PreTrainedModel]:
-        """Return the model with its logits changed by a head or a control, which also writes texts, during the block.
+        """Yield the model with its logits changed by a head or a control; it also writes texts so during the block.
 
         Args:
             module: returns logits [N, V] from logits [N, V] and hidden states [N, E], on the model's device; None

@@ -1,7 +1,7 @@
 """The order in which heads and neurons of a language model are removed, and the number that each layer keeps.
 
-Ranked is by the loss of optimal brain surgery (:mod:`export.reduce.algebra`), measured in what the error of a
-sublayer's output does to the model's logits. This unit is the same in all layers, so that they can be compared.
+The order is that of the losses of optimal brain surgery (:mod:`export.reduce.algebra`), in units of what the error of
+a sublayer's output does to the model's logits. They are the same in all layers, so that layers can be compared.
 """
 
 from __future__ import annotations

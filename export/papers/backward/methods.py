@@ -43,7 +43,7 @@ class Method(NamedTuple):
 
     @contextmanager
     def applied(self, base: Base, module: nn.Module | None) -> Iterator[PreTrainedModel]:
-        """Return the language model with what was trained, during the block."""
+        """Yield the language model with what was trained."""
         if module is not None and self.of_model:
             yield cast("PreTrainedModel", module)
         else:
