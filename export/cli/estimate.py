@@ -14,7 +14,7 @@ from export.estimate.roofline import Regime
 from export.training.options import DIRECTORY
 
 if TYPE_CHECKING:
-    from export.estimate.estimate import Estimate
+    from export.estimate.estimate import BundleEstimate
 
 #: What a row's time depends on most, for people.
 _NAMES: dict[Regime, str] = {
@@ -68,7 +68,7 @@ def estimate(
         _print(estimated)
 
 
-def _print(result: Estimate) -> None:
+def _print(result: BundleEstimate) -> None:
     parts = ["part"] if any(row.part for row in result.rows) else []
     columns = (
         "tier",
