@@ -49,9 +49,9 @@ coverage-report:
 # Under JetPack's Pythons: tests of the device's code that start no process, and those of a server with its stock clients, of
 # which Python 3.12 repeats fewer, without fuzzing, faults and the transport that is not the default.
 # `make test-jetpack6 SERVERS6=tests/edge` runs all others.
-QUICKER := --numprocesses=2 --dist=loadfile --ignore-glob 'tests/edge/test_*fuzz*' --ignore-glob 'tests/edge/test_faults_*' -k 'not grpcio or test_layers'
+QUICKER := --numprocesses=2 --dist=loadfile --ignore-glob 'tests/edge/test_*fuzz*' --ignore tests/edge/test_faults.py -k 'not grpcio or test_layers'
 COMPATIBILITY := tests/compatibility/test_edge.py
-SERVERS6 ?= $(addprefix tests/edge/test_,server.py cli.py infer.py bench.py control.py rest_client.py) $(COMPATIBILITY)
+SERVERS6 ?= $(addprefix tests/edge/test_,server.py cli.py infer.py bench.py control.py rest.py) $(COMPATIBILITY)
 SERVERS7 ?= tests/edge/test_server.py $(COMPATIBILITY)
 
 test-jetpack6 test-jetpack7: test-jetpack%:

@@ -95,4 +95,4 @@ def test_a_step_that_fails_or_hangs_is_recorded_and_the_others_run(tmp_path, mon
 
 def test_the_steps_fit_into_eight_minutes_and_run_every_file_with_the_marker():
     assert sum(step.limit_s for step in steps()) <= 480
-    assert {"tests/edge/test_onnxruntime_runner.py", "tests/export/test_papers_frontier.py"} <= {*marked_tests()}
+    assert {"tests/edge/test_runtimes.py", "tests/export/test_papers_frontier.py"} <= {*marked_tests()}

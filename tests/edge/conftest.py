@@ -1,68 +1,65 @@
 """One real server for the whole run: it serves good bundles, and a broken one among them."""
 
-from __future__ import annotations
-
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import grpc
+import hypothesis
 import pytest
 
-from edge.bundles.bundle import Bundle
 from edge.datatypes import NUMPY_TYPES
 from edge.launch import running_server
 from edge.pb import inference_pb2_grpc, telemetry_pb2_grpc
-from edge.programs.generate import Generate
-from edge.programs.loop import Loop
 from edge.scheduling.scheduler import Scheduler
-from edge.server import Ready
 from edge.settings import TRANSPORTS, Settings
 from tests.support.letters_model import NAME as LETTERS
 from tests.support.letters_model import open_letters, write_letters_bundle
 from tests.support.loop_model import NAME, open_loop, write_halving_bundle
 from tests.support.models import ORACLE_BUNDLE, VERSIONED, write_oracle_bundle
-from tests.support.server_models import Stub, busy, write_busy_bundle, write_echo_bundle
+from tests.support.server_models import busy, write_busy_bundle, write_echo_bundle
+
+#: Their first example may wait for a model.
+hypothesis.settings.register_profile("edge", deadline=None)
+hypothesis.settings.load_profile("edge")
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _own_cache(monkeypatch, tmp_path):
     """Keep tests away from the user's cache."""
     monkeypatch.setenv("FEWHEADS_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
-def scheduler() -> Iterator[Scheduler]:
+def scheduler():
     scheduler = Scheduler(10_000)
     yield scheduler
     scheduler.close()
 
 
 @pytest.fixture(scope="session")
-def loop_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def loop_bundle(tmp_path_factory):
     return write_halving_bundle(tmp_path_factory.mktemp("loop") / NAME)
 
 
 @pytest.fixture(scope="session")
-def loop(loop_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
+def loop(loop_bundle, tmp_path_factory):
     with open_loop(loop_bundle, tmp_path_factory.mktemp("cache")) as loop:
         yield loop
 
 
 @pytest.fixture(scope="session")
-def letters_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def letters_bundle(tmp_path_factory):
     return write_letters_bundle(tmp_path_factory.mktemp("letters") / LETTERS)
 
 
 @pytest.fixture(scope="session")
-def letters(letters_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Generate]:
+def letters(letters_bundle, tmp_path_factory):
     with open_letters(letters_bundle, tmp_path_factory.mktemp("cache")) as letters:
         yield letters
 
 
 @pytest.fixture(scope="session")
-def writer(letters_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
+def writer(letters_bundle, tmp_path_factory):
     """A server of a model that generates text, and of one that does not."""
     cache = tmp_path_factory.mktemp("cache")
     with running_server([letters_bundle.path, ORACLE_BUNDLE], cache=cache, arguments=["--http-port=0"]) as ready:
@@ -70,7 +67,7 @@ def writer(letters_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="session")
-def slow_writer(letters_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
+def slow_writer(letters_bundle, tmp_path_factory):
     """A server with 40 ms for each token and two seconds for each request."""
     arguments = ["--http-port=0", "--default-timeout-ms=2000", "--no-admission"]
     cache = tmp_path_factory.mktemp("cache")
@@ -79,7 +76,7 @@ def slow_writer(letters_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="session")
-def bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def bundles(tmp_path_factory):
     directory = tmp_path_factory.mktemp("bundles")
     shutil.copytree(ORACLE_BUNDLE, directory / "oracle")
     for version in (1, 3):
@@ -92,20 +89,19 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return sorted(directory.iterdir())
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+def pytest_generate_tests(metafunc):
     """Run the tests of modules that say so on every transport; the others run on the default one."""
     if "transport" in metafunc.fixturenames and getattr(metafunc.module, "ON_EVERY_TRANSPORT", False):
         metafunc.parametrize("transport", TRANSPORTS, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
-def transport(request: pytest.FixtureRequest) -> str:
-    name: str = getattr(request, "param", Settings.transport)
-    return name
+def transport(request):
+    return getattr(request, "param", Settings.transport)
 
 
 @pytest.fixture(scope="session")
-def server(bundles: list[Path], tmp_path_factory: pytest.TempPathFactory, transport: str) -> Iterator[Ready]:
+def server(bundles, tmp_path_factory, transport):
     cache = tmp_path_factory.mktemp("cache")
     # Without admission, so that time may run out in the queue too.
     with running_server(
@@ -124,45 +120,45 @@ def server(bundles: list[Path], tmp_path_factory: pytest.TempPathFactory, transp
 
 
 @pytest.fixture(scope="session")
-def url(server: Ready) -> str:
+def url(server):
     return f"127.0.0.1:{server.grpc_port}"
 
 
 @pytest.fixture(scope="session")
-def http_url(server: Ready) -> str:
+def http_url(server):
     return f"127.0.0.1:{server.http_port}"
 
 
 @pytest.fixture
-def channel(url: str) -> Iterator[grpc.Channel]:
+def channel(url):
     with grpc.insecure_channel(url) as channel:
         yield channel
 
 
 @pytest.fixture
-def stub(channel: grpc.Channel) -> inference_pb2_grpc.GRPCInferenceServiceStub:
+def stub(channel):
     return inference_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 
 @pytest.fixture
-def telemetry(channel: grpc.Channel) -> telemetry_pb2_grpc.TelemetryStub:
+def telemetry(channel):
     return telemetry_pb2_grpc.TelemetryStub(channel)
 
 
 @pytest.fixture(scope="module")
-def steps_per_second(url: str) -> float:
+def steps_per_second(url):
     with grpc.insecure_channel(url) as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         return max(_steps_per_second(stub) for _ in range(5))  # the fastest: a neighbour may go away at any time
 
 
-def _steps_per_second(stub: Stub) -> float:
+def _steps_per_second(stub):
     begun = time.perf_counter()
     stub.ModelInfer(busy(200))
     return 200 / (time.perf_counter() - begun)
 
 
 @pytest.fixture
-def take(steps_per_second: float) -> Callable[[float], int]:
+def take(steps_per_second):
     """Return how many steps take about so many seconds."""
     return lambda seconds: max(int(seconds * steps_per_second), 1)

@@ -1,14 +1,11 @@
 """Access control of a server: every RPC and page by token and scope, and dangerous requests without any option."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
@@ -29,7 +26,19 @@ from edge.server import Ready
 from edge.settings import TRANSPORTS
 from tests.support import http_requests
 from tests.support.models import ORACLE_BUNDLE
-from tests.support.sample_requests import HEALTH_NAME, LOAD, REGION, REQUESTS, good, log_setting, methods, trace_setting
+from tests.support.sample_requests import (
+    HEALTH_NAME,
+    LOAD,
+    REGION,
+    REQUESTS,
+    UNLOAD,
+    changed,
+    good,
+    in_region,
+    log_setting,
+    methods,
+    trace_setting,
+)
 from tests.support.secured_servers import bearer, tokens_file
 
 UNAUTHENTICATED, DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
@@ -42,7 +51,7 @@ class Guarded(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=TRANSPORTS)
-def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+def guarded(request, tmp_path_factory):
     if request.param == "nghttp2":
         pytest.importorskip("ngh2")
     file = tmp_path_factory.mktemp("tokens") / "tokens"
@@ -54,12 +63,12 @@ def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture
-def channel(guarded: Guarded) -> Iterator[grpc.Channel]:
+def channel(guarded):
     with grpc.insecure_channel(f"127.0.0.1:{guarded.ready.grpc_port}") as channel:
         yield channel
 
 
-def status(channel: grpc.Channel, rpc: str, token: str | None) -> tuple[grpc.StatusCode, str]:
+def status(channel, rpc, token):
     request = HEALTH_NAME if rpc.startswith("/grpc.health") else REQUESTS.get(rpc.rpartition("/")[2])
     sent = iter([request.SerializeToString() if request else b""])
     call = channel.stream_stream(rpc)(sent, metadata=None if token is None else bearer(token), timeout=10)
@@ -71,7 +80,7 @@ def status(channel: grpc.Channel, rpc: str, token: str | None) -> tuple[grpc.Sta
     return grpc.StatusCode.OK, ""
 
 
-def test_every_rpc_has_a_scope() -> None:
+def test_every_rpc_has_a_scope():
     assert set(RPC_SCOPES) == set(methods())
     assert all(scopes <= set(SCOPES) for scopes in RPC_SCOPES.values())
     assert {rpc for rpc, scopes in RPC_SCOPES.items() if scopes == OPEN} == {
@@ -79,7 +88,7 @@ def test_every_rpc_has_a_scope() -> None:
     }
 
 
-def test_every_rpc_requires_its_scope(guarded: Guarded, channel: grpc.Channel) -> None:
+def test_every_rpc_requires_its_scope(guarded, channel):
     for rpc in methods():
         scopes, name = RPC_SCOPES[rpc], rpc.rpartition("/")[2]
         wrong = {"": None, "unknown": "fewheads_wrong", "longer": guarded.tokens["infer"] + "x"}
@@ -97,11 +106,11 @@ def test_every_rpc_requires_its_scope(guarded: Guarded, channel: grpc.Channel) -
                 assert not token or token not in details
 
 
-def test_rejected_call_is_not_read(channel: grpc.Channel) -> None:
+def test_rejected_call_is_not_read(channel):
     """The client sends forty megabytes, of which HTTP/2 accepts no more than its window."""
     sent = []
 
-    def parts() -> Iterator[bytes]:
+    def parts():
         for _ in range(40):
             sent.append(1)
             yield bytes(2**20)
@@ -112,7 +121,7 @@ def test_rejected_call_is_not_read(channel: grpc.Channel) -> None:
     assert len(sent) < 40
 
 
-def page(guarded: Guarded, path: str, token: str | None, method: str = "GET") -> tuple[int, str]:
+def page(guarded, path, token, method="GET"):
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     address = f"http://127.0.0.1:{guarded.ready.metrics_port}{path}"
     try:
@@ -123,7 +132,7 @@ def page(guarded: Guarded, path: str, token: str | None, method: str = "GET") ->
             return error.code, error.read().decode()
 
 
-def test_pages_require_the_scope_metrics(guarded: Guarded) -> None:
+def test_pages_require_the_scope_metrics(guarded):
     code, text = page(guarded, "/", None)  # the page itself is open; its data is not
     assert code == 200
     assert "/telemetry.json" in text
@@ -138,8 +147,8 @@ def test_pages_require_the_scope_metrics(guarded: Guarded) -> None:
         assert page(guarded, path, guarded.tokens["metrics"])[0] == (404 if path == "/none" else 200)
 
 
-def test_removed_token_ends_calls_and_streams(guarded: Guarded, channel: grpc.Channel) -> None:
-    requests: SimpleQueue[bytes | None] = SimpleQueue()
+def test_removed_token_ends_calls_and_streams(guarded, channel):
+    requests = SimpleQueue()
     infer, metrics = bearer(guarded.tokens["infer"]), bearer(guarded.tokens["metrics"])
     stream = channel.stream_stream(INFER_STREAM)(iter(requests.get, None), metadata=infer, timeout=20)
     every = telemetry_pb2.WatchRequest(interval_ms=100).SerializeToString()
@@ -165,7 +174,7 @@ def test_removed_token_ends_calls_and_streams(guarded: Guarded, channel: grpc.Ch
 
 
 @pytest.mark.parametrize(("with_tokens", "allowed"), [(False, 3), (True, 6)], ids=["address", "tokens"])
-def test_rate_limit_counts_calls_and_streams(tmp_path: Path, with_tokens: bool, allowed: int) -> None:
+def test_rate_limit_counts_calls_and_streams(tmp_path, with_tokens, allowed):
     tokens = tokens_file(tmp_path / "tokens", a=["infer"], b=["infer"])
     arguments = ["--rate-limit=0.01:3", *([f"--tokens={tmp_path / 'tokens'}"] if with_tokens else [])]
     seen = []
@@ -192,10 +201,10 @@ def test_rate_limit_counts_calls_and_streams(tmp_path: Path, with_tokens: bool, 
     assert seen.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 10 - allowed
 
 
-def test_clients_without_tokens_have_one_rate_for_each_address_over_http_and_grpc(tmp_path: Path) -> None:
+def test_clients_without_tokens_have_one_rate_for_each_address_over_http_and_grpc(tmp_path):
     arguments = ["--rate-limit=0.01:3", "--http-port=0"]
 
-    def post(source: str) -> int:
+    def post(source):
         address = "127.0.0.1", ready.http_port
         with closing(http.client.HTTPConnection(*address, timeout=10, source_address=(source, 0))) as connection:
             connection.request("POST", http_requests.INFER, json.dumps(http_requests.good()))
@@ -209,7 +218,7 @@ def test_clients_without_tokens_have_one_rate_for_each_address_over_http_and_grp
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_stock_client_with_a_retry_policy_waits_as_long_as_the_server_says(tmp_path: Path, transport: str) -> None:
+def test_stock_client_with_a_retry_policy_waits_as_long_as_the_server_says(tmp_path, transport):
     policy = {"maxAttempts": 2, "initialBackoff": "0.001s", "maxBackoff": "0.001s", "backoffMultiplier": 1}
     config = {
         "methodConfig": [{"name": [{}], "retryPolicy": {**policy, "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}}]
@@ -224,7 +233,7 @@ def test_stock_client_with_a_retry_policy_waits_as_long_as_the_server_says(tmp_p
         assert [bool(infer(good(), timeout=10).outputs) for _ in range(2)] == [True, True]
 
 
-def test_dangerous_requests_are_unimplemented(tmp_path: Path) -> None:
+def test_dangerous_requests_are_unimplemented(tmp_path):
     with (
         running_server([ORACLE_BUNDLE], cache=tmp_path) as ready,
         grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel,
@@ -232,8 +241,16 @@ def test_dangerous_requests_are_unimplemented(tmp_path: Path) -> None:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         for method, request, message in (
             ("RepositoryModelLoad", LOAD, "--model-control explicit"),
+            ("RepositoryModelUnload", UNLOAD, "--model-control explicit"),
             ("SystemSharedMemoryRegister", REGION, "--allow-shared-memory"),
+            ("SystemSharedMemoryStatus", pb.SystemSharedMemoryStatusRequest(), "--allow-shared-memory"),
             ("SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest(), "--allow-shared-memory"),
+            ("ModelInfer", changed(lambda r: in_region(r.inputs[0], "a", 60)), "inputs: .*--allow-shared-memory"),
+            (
+                "ModelInfer",
+                changed(lambda r: in_region(r.outputs.add(name="value"), "a", 4)),
+                "'value': got shared mem",
+            ),
             ("LogSettings", log_setting("log_info", bool_param=False), "--allow-log-settings"),
             ("TraceSetting", trace_setting("trace_level", "TIMESTAMPS"), "as the server was started"),
             ("CudaSharedMemoryRegister", pb.CudaSharedMemoryRegisterRequest(name="a"), "no CUDA IPC"),
@@ -246,7 +263,7 @@ def test_dangerous_requests_are_unimplemented(tmp_path: Path) -> None:
         assert stub.TraceSetting(pb.TraceSettingRequest(), timeout=10).settings["trace_level"].value == ["OFF"]
 
 
-def test_options_of_the_page_exist() -> None:
+def test_options_of_the_page_exist():
     page = (Path(edge.__file__).parents[1] / "deploy" / "THREATS.md").read_text()
     options = {option for parameter in serve.params for option in parameter.opts}
     assert set(re.findall(r"`(--[a-z-]+)", page)) <= options

@@ -1,46 +1,60 @@
-"""The queue and admission to it: order, limits, predicted finish, and rejections with their numbers."""
+"""The queue and admission to it: order, limits, rejections with their numbers, and predictions for generated text."""
 
-from __future__ import annotations
-
-from typing import Any
+import asyncio
+import time
 
 import pytest
 
 from edge.errors import Overloaded
+from edge.programs.program import Options
+from edge.programs.sampling import Sampling
 from edge.scheduling.admission import Admission
+from edge.scheduling.batching import BatchAssembler
+from edge.scheduling.continuous import ContinuousRun
 from edge.scheduling.job import Job
 from edge.scheduling.queue import JobQueue
-from edge.scheduling.runs import Run
-from edge.scheduling.tier_executor import TierExecutor
-from tests.support.jobs import executor_of, job_of
+from edge.scheduling.runs import Run, Runs
+from edge.scheduling.tier_executor import TextExecutor
+from tests.support.in_process import running_service
+from tests.support.jobs import executor_of, job_of, occupied
+from tests.support.letters_model import (
+    MAX_BATCH_SIZE,
+    NAME,
+    PROMPT,
+    continued,
+    inputs_of,
+    text_of,
+    text_request,
+    write_letters_bundle,
+)
 
 NOW = 100.0
 RETRY = "Send the request again later, or to another server."
 
 
-def timed(tier: str = "full", seconds: float = 0.08, **options: Any) -> TierExecutor:
+def timed(tier="full", seconds=0.08, **options):
     """An executor with one known run of one row; deviations add an eighth of it while it waits, a quarter at last."""
     executor = executor_of(lambda rows: rows, tier, **options)
     executor.latency.observe(1, seconds)
     return executor
 
 
-def queue_of(*jobs: Job, max_jobs: int = 100, max_bytes: int = 10**6) -> JobQueue:
+def queue_of(*jobs, max_jobs=100, max_bytes=10**6):
     queue = JobQueue(max_jobs, max_bytes)
     for job in jobs:
         queue.push(job)
     return queue
 
 
-def runs_of(queue: JobQueue, now: float = NOW) -> list[list[Any]]:
+def runs_of(queue, now=NOW):
     return [[value for job in run for value in job.inputs["x"][:, 0]] for run in iter(lambda: queue.take(now), [])]
 
 
-def check(admission: Admission, job: Job, runs: list[Run]) -> None:
+def check(admission, job, runs):
     admission.check(job, NOW, admission._queue.full(job), lambda: runs)
 
 
-def test_queue_takes_runs_by_priority_and_arrival_and_never_mixes_tiers() -> None:
+def test_queue_takes_runs_by_priority_and_arrival_and_never_mixes_tiers():
     full, lean = timed("full"), timed("lean", max_rows=4)
     alone = [job_of(full, number, priority=priority) for number, priority in enumerate((5, 10, 1, 5, 10))]
     joined = [job_of(lean, number, priority=priority) for number, priority in ((10, 5), (11, 10), (12, 2), (13, 5))]
@@ -49,8 +63,8 @@ def test_queue_takes_runs_by_priority_and_arrival_and_never_mixes_tiers() -> Non
     assert (len(queue), queue.size_bytes, queue.fullness, queue.take(NOW)) == (0, 0, 0, [])
 
 
-def test_runs_have_preferred_sizes_and_wait_for_them() -> None:
-    def waiting(*rows: int, limit: int = 100, ready_at: float = NOW + 1) -> JobQueue:
+def test_runs_have_preferred_sizes_and_wait_for_them():
+    def waiting(*rows, limit=100, ready_at=NOW + 1):
         executor = timed(max_rows=limit, max_delay_seconds=1, preferred_rows=(2, 4))
         queue = queue_of(*(job_of(executor, *[index] * size) for index, size in enumerate(rows)))
         for index, job in enumerate(queue):
@@ -67,7 +81,7 @@ def test_runs_have_preferred_sizes_and_wait_for_them() -> None:
         assert queue_of(job_of(executor, 1)).ready_at() == 0
 
 
-def test_queue_counts_what_waits_and_its_peaks() -> None:
+def test_queue_counts_what_waits_and_its_peaks():
     executor = timed()
     queue = queue_of(max_jobs=4, max_bytes=100)
     assert (queue.peak_jobs, queue.peak_bytes) == (0, 0)
@@ -83,7 +97,7 @@ def test_queue_counts_what_waits_and_its_peaks() -> None:
     assert queue_of(job_of(executor, *range(15)), max_jobs=4, max_bytes=100).fullness == 0.6
 
 
-def test_queue_gives_up_jobs_at_their_deadlines() -> None:
+def test_queue_gives_up_jobs_at_their_deadlines():
     executor = timed()
     late, later, patient = (job_of(executor, 0, deadline=deadline) for deadline in (NOW + 2, NOW + 1, None))
     queue = queue_of(late, later, patient)
@@ -92,7 +106,7 @@ def test_queue_gives_up_jobs_at_their_deadlines() -> None:
     assert (queue.take_expired(NOW + 3), queue.next_deadline(), list(queue)) == ([late], None, [patient])
 
 
-def test_predicted_finish_counts_the_runs_before_a_job() -> None:
+def test_predicted_finish_counts_the_runs_before_a_job():
     alone, joined = timed(), timed("lean", max_rows=4)
     for size in (2, 4):
         joined.latency.observe(size, 0.08 * size)
@@ -119,7 +133,7 @@ def test_predicted_finish_counts_the_runs_before_a_job() -> None:
     assert JobQueue(1, 1).seconds_until_done(job_of(executor_of(lambda rows: rows), 0)) == (0, 0)
 
 
-def test_predicted_finish_adds_current_runs_delay_correction_and_return() -> None:
+def test_predicted_finish_adds_current_runs_delay_correction_and_return():
     executor = timed(max_rows=1, max_delay_seconds=0.5)
     queue = queue_of(job_of(executor, 0))
     job = job_of(executor, 0)
@@ -134,7 +148,6 @@ def test_predicted_finish_adds_current_runs_delay_correction_and_return() -> Non
         assert admission.correction.factor(NOW) == 1
         job.deadline = NOW + 0.85
         check(admission, job, runs)
-        assert job.estimate
         assert job.estimate == pytest.approx((NOW, expected + 0.511, 0.85))
         admission.correction.answered(NOW + 0.9, job.estimate)
         factor = admission.correction.factor(NOW + 0.9)
@@ -144,13 +157,13 @@ def test_predicted_finish_adds_current_runs_delay_correction_and_return() -> Non
         assert job.estimate == pytest.approx((NOW, expected + 0.511 / factor, 0.85))  # without the correction
 
 
-def rejected(admission: Admission, job: Job, runs: list[Run]) -> tuple[str, str, int]:
+def rejected(admission, job, runs):
     with pytest.raises(Overloaded) as caught:
         check(admission, job, runs)
     return str(caught.value), caught.value.cause, caught.value.retry_after_ms
 
 
-def test_rejections_give_the_numbers_and_the_time_to_come_back() -> None:
+def test_rejections_give_the_numbers_and_the_time_to_come_back():
     executor, unknown = timed(), executor_of(lambda rows: rows)
     queue = queue_of(*(job_of(executor, 0, size_bytes=12) for _ in range(2)), max_jobs=3, max_bytes=40)
     admission, runs = Admission(queue, 1, True), [Run(NOW - 0.0491, executor, 1)]
@@ -171,3 +184,104 @@ def test_rejections_give_the_numbers_and_the_time_to_come_back() -> None:
     assert rejected(admission, job_of(unknown, 0, size_bytes=0), runs) == expected
     just_late = job_of(unknown, 0, deadline=NOW + 0.0009)
     assert rejected(Admission(queue_of(), 1, True), just_late, [])[2] == 1
+
+
+STEP_SECONDS, TOKEN_SECONDS = 0.01, 0.001
+
+
+@pytest.fixture
+def executor(letters, letters_bundle):
+    return TextExecutor("full", letters, BatchAssembler.of(letters_bundle.manifest), max_rows=MAX_BATCH_SIZE)
+
+
+def job_for(executor, *prompts, max_tokens=12):
+    sampling = Sampling(max_tokens)
+    options = Options("full", sampling=sampling)
+    return Job(executor, inputs_of(*prompts), len(prompts), options=options)
+
+
+def test_steps_are_learnt_by_rows_and_prompts_by_their_size(executor):
+    run = ContinuousRun(executor, Runs(1), 0, lambda: 0.0)
+    # The first two share a run, in which three rows have 30 tokens.
+    prompts = [[PROMPT * 10], ["a" * 28, "ab"], [PROMPT]]
+    run.admit([job_for(executor, *own, max_tokens=3) for own in prompts])
+    while run.jobs:
+        run.step()
+    known = [size for size in range(1, 400) if executor.latency.usual_seconds(size) is not None]
+    assert known == [4]
+    known = [size for size in range(1, 400) if executor.joins.usual_seconds(size) is not None]
+    assert known == [3, *range(83, 99)]
+
+
+def learnt(executor):
+    for _ in range(200):
+        for rows in range(1, MAX_BATCH_SIZE + 1):
+            executor.latency.observe_step(rows, STEP_SECONDS)
+        for size in (64, 128, 256):
+            executor.joins.observe_step(size, TOKEN_SECONDS * size)
+
+
+def test_predicted_finish_has_each_prompt_once(executor):
+    learnt(executor)
+    queue = JobQueue(100, 10**6)
+    admission = Admission(queue, 1, True)
+
+    def finish(job, *runs, first=False):
+        return admission.finish_seconds(job, NOW, runs, first=first) - admission.return_seconds
+
+    long = job_for(executor, "a" * 64)
+    assert finish(long) == pytest.approx(64 * TOKEN_SECONDS + 11 * STEP_SECONDS)  # the prompt gives the first token
+    for first_token in (finish(long, first=True), finish(job_for(executor, "a" * 64, max_tokens=1))):
+        assert first_token == pytest.approx(64 * TOKEN_SECONDS)
+    running = Run(NOW, executor, 128, job_for(executor, "a", max_tokens=5).options, rows=2)
+    assert running.wait_seconds(long, NOW) == pytest.approx(128 * TOKEN_SECONDS + 4 * STEP_SECONDS)
+    queue.push(job_for(executor, "a" * 64, "b", max_tokens=8))
+    waiting = 128 * TOKEN_SECONDS + 2 * 7 / MAX_BATCH_SIZE * STEP_SECONDS
+    assert finish(long) == pytest.approx(waiting + 64 * TOKEN_SECONDS + 11 * STEP_SECONDS)
+    calls = [Run(NOW, executor, 128, joins=True), Run(NOW, executor, 3)]
+    assert [call.call_seconds(0) for call in calls] == pytest.approx([128 * TOKEN_SECONDS, STEP_SECONDS])
+
+
+def test_steps_left_of_a_text_are_one_fewer_than_its_tokens(executor):
+    options = job_for(executor, PROMPT, max_tokens=9).options
+    assert [executor.repeats_left(options, done) for done in (0, 3, 8)] == [8, 5, 0]
+    for _ in range(200):
+        executor.learn(options, 4)
+    # It has one token more than expected, or takes as many steps again, within its budget.
+    assert [executor.repeats_left(options, done) for done in (1, 4, 6)] == pytest.approx([2, 4, 2])
+    executor.latency.observe_step(1, STEP_SECONDS)
+    assert executor.latency.seconds(1) == pytest.approx(3 * STEP_SECONDS)
+
+
+def test_tokens_of_a_text_are_learnt_by_the_most_that_it_may_have(executor):
+    texts = [Options("full", sampling=Sampling(most)) for most in (8, 64, 256)]
+
+    def tokens():
+        return [executor.repeats(text, 0.0) + 1 for text in texts]
+
+    assert tokens() == [8, 64, 256]
+    for _ in range(200):
+        executor.learn(texts[0], 8)
+    assert tokens() == pytest.approx([8, 64, 256])  # they used up all that they had
+    for _ in range(200):
+        executor.learn(texts[1], 16)
+    assert tokens() == pytest.approx([8, 16, 64])
+    executor.learn(texts[1], 24)
+    assert tokens()[1] == pytest.approx(17)
+    assert executor.repeats(texts[1], 2) + 1 == pytest.approx(17 + 2 * 8 / 4)
+
+
+async def test_request_that_a_run_can_meet_is_admitted_whatever_its_prompt(tmp_path):
+    def write(repository):
+        return write_letters_bundle(repository / NAME)
+
+    async with running_service(tmp_path, write, target="simulated:5") as running:
+        long = (PROMPT * 32)[:90]
+        with occupied(running.scheduler):
+            task = asyncio.create_task(running.infer(text_request(long, max_tokens=5), time.monotonic() + 1.2))
+            await asyncio.sleep(0.02)
+        assert text_of(await task) == continued(long, 5)
+        await running.infer(text_request(PROMPT, "ab", max_tokens=7))
+        runs = running.repository.find(NAME, "").statistics.runs()["full"]
+        assert (runs.requests, runs.tokens) == (2, 5 + 2 * 7)
+        assert runs.infer_ns >= (5 + 7) * 5e6  # with the runs of the prompts

@@ -1,7 +1,5 @@
 """The tokenizer of expressions with products and parentheses against Python's own arithmetic."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np
@@ -25,7 +23,7 @@ numbers = st.one_of(
 )
 
 
-def grouped(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+def grouped(inner):
     parts = st.tuples(st.sampled_from(["(", "-("]), spaces, inner, spaces, st.just(")"))
     joined = st.tuples(inner, spaces, st.sampled_from("+-*"), spaces, inner)
     return st.one_of(parts.map("".join), joined.map("".join))
@@ -34,10 +32,10 @@ def grouped(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 expressions = st.recursive(numbers, grouped, max_leaves=10)
 
 
-def exact(text: str) -> float:
+def exact(text):
     """Return the value by Python's grammar and fractions."""
     names = iter(range(1000))
-    values: dict[str, Fraction] = {}
+    values = {}
     padded = ""
     position = 0
     while position < len(text):
@@ -55,12 +53,12 @@ def exact(text: str) -> float:
 
 
 @given(expressions)
-def test_value_is_that_of_python(text: str) -> None:
+def test_value_is_that_of_python(text):
     assume(text.count("(") <= MAX_DEPTH)
     assert evaluate(text) == exact(text)
 
 
-def test_tokens_and_their_limits() -> None:
+def test_tokens_and_their_limits():
     kinds, values = tokenize(["-2 * -(3 - -4.5)", "1"])
     assert (kinds.shape, kinds.dtype, values.dtype) == ((2, MAX_TOKENS), np.int64, np.float32)
     assert kinds[0, :10].tolist() == [1, 4, 1, 4, 5, 1, 3, 1, 6, 0]
@@ -96,19 +94,19 @@ def test_tokens_and_their_limits() -> None:
         ("0" + "*1000" * 11, "a value of at most 1e+30 with all signs dropped"),
     ],
 )
-def test_broken_expression_is_rejected_with_the_place(text: str, expected: str) -> None:
+def test_broken_expression_is_rejected_with_the_place(text, expected):
     with pytest.raises(InvalidRequest) as caught:
         tokenize(["1", text], max_abs_operand=1000)
     assert f"expected {expected}" in str(caught.value)
     assert str(caught.value).startswith("expression in row 2: got")
 
 
-def test_operand_that_no_float_holds_is_rejected_without_a_limit() -> None:
+def test_operand_that_no_float_holds_is_rejected_without_a_limit():
     with pytest.raises(InvalidRequest, match=r"a value of at most 1e\+30"):
         parse("9" * 400 + " * 0")
 
 
-def test_step_gives_both_inputs_of_the_graph() -> None:
+def test_step_gives_both_inputs_of_the_graph():
     config = ArithmeticPreprocess(input="text", kinds="k", values="v", max_abs_operand=10)
     made = STEPS[ArithmeticPreprocess](config, Bundle.open(ORACLE_BUNDLE))(column("2 * (3 + 1)", "1"))
     kinds, values = tokenize(["2 * (3 + 1)", "1"])

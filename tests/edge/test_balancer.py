@@ -3,15 +3,12 @@
 Without retries the requests in progress on that board are lost; with the client's retries none is.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -39,31 +36,31 @@ SECONDS = 60
 class Board:
     """A server that can be killed and restarted at the same address."""
 
-    def __init__(self, repository: Path, arguments: Sequence[object]) -> None:
+    def __init__(self, repository, arguments):
         port = free_port()
         self.url = f"127.0.0.1:{port}"
         self._command = [sys.executable, "-m", "edge", "serve", str(repository), f"--grpc-port={port}", "--no-metrics"]
         self._command += ["--target=onnxruntime", "--log-level=error", "--json", *map(str, arguments)]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process = None
 
-    def start(self, wait: bool = False) -> None:
+    def start(self, wait=False):
         self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         if wait:
             self.wait()
 
-    def wait(self) -> None:
+    def wait(self):
         assert self._process
         assert self._process.stdout
         assert self._process.stdout.readline(), "it did not start"
 
-    def runs(self) -> bool:
+    def runs(self):
         return self._process is not None
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number):
         assert self._process
         self._process.send_signal(number)
 
-    def end(self, number: signal.Signals) -> None:
+    def end(self, number):
         if self._process:
             self._process.send_signal(number)
             self._process.wait(SECONDS)
@@ -71,7 +68,7 @@ class Board:
             self._process.stdout.close()
             self._process = None
 
-    def answered(self) -> int:
+    def answered(self):
         # A shared connection may be waiting to reconnect.
         with grpc.insecure_channel(self.url, [("grpc.use_local_subchannel_pool", 1)]) as channel:
             stub = telemetry_pb2_grpc.TelemetryStub(channel)
@@ -80,7 +77,7 @@ class Board:
 
 
 @contextmanager
-def boards(repository: Path, count: int, *arguments: object) -> Iterator[list[Board]]:
+def boards(repository, count, *arguments):
     with ExitStack() as stack:
         made = [Board(repository, arguments) for _ in range(count)]
         for board in made:
@@ -92,12 +89,7 @@ def boards(repository: Path, count: int, *arguments: object) -> Iterator[list[Bo
 
 
 @contextmanager
-def balancer(
-    urls: Sequence[str],
-    directory: Path,
-    values: Mapping[str, str] = MappingProxyType({}),
-    credentials: Credentials | None = None,
-) -> Iterator[str]:
+def balancer(urls, directory, values=MappingProxyType({}), credentials=None):
     """Run nginx with the published configuration for three servers; yield its address once it answers a request.
 
     ``values`` replaces directives of the configuration.
@@ -124,7 +116,7 @@ def balancer(
         process.wait(SECONDS)
 
 
-def reload(directory: Path, old: str, new: str) -> None:
+def reload(directory, old, new):
     """Change the configuration of the balancer, and wait until new requests follow it."""
     config = directory / "nginx.conf"
     written = config.read_text()
@@ -138,7 +130,7 @@ def reload(directory: Path, old: str, new: str) -> None:
 
 
 @contextmanager
-def followed(directory: Path) -> Iterator[None]:
+def followed(directory):
     command = [sys.executable, str(FOLLOWER), str(directory / "nginx.conf"), f"--pid-file={directory / 'nginx.pid'}"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     try:
@@ -151,7 +143,7 @@ def followed(directory: Path) -> Iterator[None]:
         process.communicate(timeout=SECONDS)
 
 
-def _wait_for_answers(url: str, credentials: Credentials | None, log: Path) -> None:
+def _wait_for_answers(url, credentials, log):
     retries = Retries(attempts=1000, longest_seconds=0.1, budget=1000)
     with Client(url, 10.0, retries=retries, credentials=credentials) as client:
         try:
@@ -169,20 +161,20 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repository(tmp_path_factory):
     repository = tmp_path_factory.mktemp("repository")
     shutil.copytree(ORACLE_BUNDLE, repository / "oracle")
     return repository
 
 
 @pytest.fixture(scope="module")
-def _fleet(repository: Path) -> Iterator[list[Board]]:
+def _fleet(repository):
     with boards(repository, 3) as made:
         yield made
 
 
 @pytest.fixture
-def fleet(_fleet: list[Board]) -> list[Board]:
+def fleet(_fleet):
     for board in _fleet:
         if not board.runs():  # an earlier test ended it
             board.start(wait=True)
@@ -190,7 +182,7 @@ def fleet(_fleet: list[Board]) -> list[Board]:
 
 
 @needs_nginx
-def test_without_retries_only_requests_in_progress_are_lost(fleet: list[Board], tmp_path: Path) -> None:
+def test_without_retries_only_requests_in_progress_are_lost(fleet, tmp_path):
     with balancer([board.url for board in fleet], tmp_path) as url, followed(tmp_path), traffic(url, ORACLE) as sent:
         time.sleep(1.5)
         assert min(board.answered() for board in fleet) > 0
@@ -215,7 +207,7 @@ def test_without_retries_only_requests_in_progress_are_lost(fleet: list[Board], 
         (False, signal.SIGTERM),
     ],
 )
-def test_retries_lose_nothing(fleet: list[Board], tmp_path: Path, balanced: bool, number: signal.Signals) -> None:
+def test_retries_lose_nothing(fleet, tmp_path, balanced, number):
     urls = [board.url for board in fleet]
     with ExitStack() as stack:
         servers = stack.enter_context(balancer(urls, tmp_path)) if balanced else urls
@@ -225,12 +217,12 @@ def test_retries_lose_nothing(fleet: list[Board], tmp_path: Path, balanced: bool
             board.end(number)
             time.sleep(0.5 if number == signal.SIGKILL else 0)
             board.start(wait=True)
-            assert wait_until(lambda board=board: board.answered() > 20)  # type: ignore[misc]
+            assert wait_until(lambda board=board: board.answered() > 20)
     assert not sent.failures, sent.failures
 
 
 @needs_nginx
-def test_rolling_update_loses_nothing_without_retries(fleet: list[Board], tmp_path: Path) -> None:
+def test_rolling_update_loses_nothing_without_retries(fleet, tmp_path):
     """Each board in turn is taken out of the configuration, ends by SIGTERM, and comes back."""
     with balancer([board.url for board in fleet], tmp_path) as url, traffic(url, ORACLE) as sent:
         for board in fleet:
@@ -242,12 +234,12 @@ def test_rolling_update_loses_nothing_without_retries(fleet: list[Board], tmp_pa
             board.end(signal.SIGTERM)
             board.start(wait=True)
             reload(tmp_path, f"#server {board.url}", f"server {board.url}")
-            assert wait_until(lambda board=board: board.answered() > 20)  # type: ignore[misc]
+            assert wait_until(lambda board=board: board.answered() > 20)
     assert not sent.failures, sent.failures
 
 
 @needs_nginx
-def test_hanging_board_costs_the_read_timeout(fleet: list[Board], tmp_path: Path) -> None:
+def test_hanging_board_costs_the_read_timeout(fleet, tmp_path):
     """Requests in progress wait for the read timeout and are then sent elsewhere."""
     values = {"grpc_read_timeout 5s;": "grpc_read_timeout 1s;"}
     with balancer([board.url for board in fleet], tmp_path, values) as url, traffic(url, ORACLE, Retries()) as sent:
@@ -264,7 +256,7 @@ def test_hanging_board_costs_the_read_timeout(fleet: list[Board], tmp_path: Path
 
 
 @needs_nginx
-def test_nginx_refuses_control_and_passes_large_messages(repository: Path, tmp_path: Path) -> None:
+def test_nginx_refuses_control_and_passes_large_messages(repository, tmp_path):
     arguments = ("--model-control=explicit", "--load-model=*")
     with (
         boards(repository, 1, *arguments) as (board,),
@@ -283,7 +275,7 @@ def test_nginx_refuses_control_and_passes_large_messages(repository: Path, tmp_p
 
 
 @needs_nginx
-def test_nginx_passes_tokens_and_uses_tls_on_both_sides(repository: Path, tmp_path: Path) -> None:
+def test_nginx_passes_tokens_and_uses_tls_on_both_sides(repository, tmp_path):
     front, back = Authority(tmp_path / "front"), Authority(tmp_path / "back")
     (certificate, key), (served, served_key) = front.issue(), back.issue()
     (token,) = tokens_file(tmp_path / "tokens", camera=("infer",)).values()

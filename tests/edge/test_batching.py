@@ -1,12 +1,7 @@
 """Joined requests: the same answers as alone, whatever their sizes and lengths, and failures stay alone."""
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,10 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.bundle import write_bundle
 from edge.bundles.manifest import Serving
-from edge.bundles.steps import TokenizerPreprocess
-from edge.datatypes import Array, TensorSpec
+from edge.datatypes import TensorSpec
 from edge.errors import InvalidRequest, RunnerError
 from edge.instruments.logs import NonfiniteWarnings
 from edge.instruments.statistics import ModelStatistics
@@ -29,7 +23,6 @@ from edge.scheduling.batching import BatchAssembler, Buckets, byte_size, next_le
 from edge.scheduling.job import JobResult
 from edge.scheduling.latency import LatencyModel
 from edge.scheduling.runs import nonfinite
-from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import ServingOptions
 from edge.serving.call import ResponseBuilder
 from tests.support import text_model as sentiment
@@ -46,7 +39,7 @@ REQUESTS = st.lists(
 
 
 @pytest.fixture(scope="module", params=["all shapes", "few shapes", "few shapes, timed"])
-def text_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+def text_model(request, tmp_path_factory):
     directory = tmp_path_factory.mktemp("sentiment")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(OnnxRuntimeCpu, "few_shapes", request.param != "all shapes")
@@ -62,26 +55,24 @@ def text_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     model.close()
 
 
-def loaded(bundle: Bundle, cache: Path, **options: object) -> Model:
+def loaded(bundle, cache, **options):
     names = [tier.name for tier in bundle.manifest.tiers]
     files = {(name, "model"): load_runner(bundle, "onnxruntime", cache, tier=name) for name in names}
     return Model(bundle, files, options=ServingOptions(**options))
 
 
-def texts(*rows: str) -> dict[str, Array]:
+def texts(*rows):
     return {"text": np.array([[row.encode()] for row in rows], np.object_)}
 
 
-def ids(*shape: int, mask: int | None = None, value: int = 4) -> dict[str, Array]:
+def ids(*shape, mask=None, value=4):
     tokens = np.full(shape, value, np.int64)
     return {"input_ids": tokens, "attention_mask": tokens if mask is None else np.full((shape[0], mask), value)}
 
 
 @given(REQUESTS, st.sampled_from(["full", "lean", "auto"]))
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_texts_of_any_lengths_get_the_same_answers_as_alone(
-    scheduler: Scheduler, text_model: Model, requests: list[list[str]], tier: str
-) -> None:
+def test_texts_of_any_lengths_get_the_same_answers_as_alone(scheduler, text_model, requests, tier):
     feeds = [prepared(text_model, texts(*rows)) for rows in requests]
     executor, statistics = text_model.executors[tier], ModelStatistics()
     with occupied(scheduler):
@@ -102,7 +93,7 @@ def test_texts_of_any_lengths_get_the_same_answers_as_alone(
         assert (now.execution_count, list(now.batches)) == (1, [sum(short)])
 
 
-def test_rows_that_padding_adds_are_in_no_statistic(scheduler: Scheduler, text_model: Model) -> None:
+def test_rows_that_padding_adds_are_in_no_statistic(scheduler, text_model):
     executor, statistics = text_model.executors["full"], ModelStatistics()
     submitted(scheduler, Awaited(executor, ids(3, 5), 3, statistics=statistics)).result(WAIT)
     padded = executor.assembler.join([ids(3, 5)])["input_ids"].shape
@@ -116,9 +107,7 @@ def test_rows_that_padding_adds_are_in_no_statistic(scheduler: Scheduler, text_m
     [(ids(1, 2, value=999), InvalidRequest), (ids(1, 3, mask=2, value=1), RunnerError)],
     ids=["vocabulary", "lengths"],
 )
-def test_only_the_culprit_of_a_run_fails(
-    scheduler: Scheduler, text_model: Model, culprit: dict[str, Array], kind: type[Exception]
-) -> None:
+def test_only_the_culprit_of_a_run_fails(scheduler, text_model, culprit, kind):
     executor, statistics = text_model.executors["full"], ModelStatistics()
     good = [text_model.prepare(texts(row)) for row in ("good", "bad bad", "fine")]
     with occupied(scheduler):
@@ -133,11 +122,11 @@ def test_only_the_culprit_of_a_run_fails(
     assert {rows: batch.count for rows, batch in statistics.snapshot().batches.items()} == batches
 
 
-def test_no_label_is_made_from_nonfinite_logits(text_model: Model) -> None:
-    def build(names: list[str], logits: list[float]) -> Mapping[str, Array]:
+def test_no_label_is_made_from_nonfinite_logits(text_model):
+    def build(names, logits):
         bad = () if np.isfinite(logits).all() else ("logits",)
         answer = JobResult({"logits": np.array([logits], np.float32)}, {}, bad)
-        form: Any = SimpleNamespace(model=text_model, output_names=names, classes={})
+        form = SimpleNamespace(model=text_model, output_names=names, classes={})
         return ResponseBuilder().build(form, answer, "", "full").outputs
 
     assert build(["label"], [0.0, 1.0])["label"].tolist() == [[b"positive"]]
@@ -147,10 +136,10 @@ def test_no_label_is_made_from_nonfinite_logits(text_model: Model) -> None:
         np.testing.assert_array_equal(build(["logits"], [0.0, wrong])["logits"], np.array([[0.0, wrong]], np.float32))
 
 
-def test_requests_with_equal_keys_may_share_a_run() -> None:
+def test_requests_with_equal_keys_may_share_a_run():
     assembler = BatchAssembler((*INPUTS, TensorSpec("image", "FP32", (-1, 3))), PADDING)
 
-    def key(ids: int = 5, mask: int = 5, image: int = 3, dtype: Any = np.float32, rows: int = 1) -> object:
+    def key(ids=5, mask=5, image=3, dtype=np.float32, rows=1):
         arrays = {"mask": np.zeros((rows, mask), np.int64), "ids": np.zeros((rows, ids), np.int64)}
         return assembler.key({"image": np.zeros((rows, image), dtype), **arrays})
 
@@ -160,7 +149,7 @@ def test_requests_with_equal_keys_may_share_a_run() -> None:
     arrays = {name: np.zeros((1, 2), np.int64) for name in PADDING}
     unpadded = BatchAssembler(INPUTS, {})
     assert unpadded.key(arrays) == unpadded.key(dict(reversed(arrays.items())))
-    buckets: dict[object, list[int]] = {}
+    buckets = {}
     for length in range(1, 600):
         buckets.setdefault(key(length, length), []).append(length)
     assert [max(lengths) for lengths in buckets.values()][:9] == [8, 12, 16, 24, 32, 48, 64, 96, 128]
@@ -170,7 +159,7 @@ def test_requests_with_equal_keys_may_share_a_run() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 2), (1, 2), ()])
-def test_outputs_without_one_row_for_each_row_are_rejected(shape: tuple[int, ...]) -> None:
+def test_outputs_without_one_row_for_each_row_are_rejected(shape):
     with pytest.raises(RunnerError) as caught:
         split({"y": np.zeros(shape)}, [1, 1])
     assert str(caught.value) == (
@@ -179,9 +168,8 @@ def test_outputs_without_one_row_for_each_row_are_rejected(shape: tuple[int, ...
     )
 
 
-def test_padding_follows_the_tokenizer_unless_an_output_has_a_length() -> None:
+def test_padding_follows_the_tokenizer_unless_an_output_has_a_length():
     manifest = sentiment.manifest()
-    assert isinstance(manifest.preprocess, TokenizerPreprocess)
     padded = msgspec.structs.replace(manifest, preprocess=msgspec.structs.replace(manifest.preprocess, pad_id=1))
     assembler = BatchAssembler.of(padded)
     assert assembler.key(ids(1, 5)) == assembler.key(ids(1, 6))
@@ -196,7 +184,7 @@ def test_padding_follows_the_tokenizer_unless_an_output_has_a_length() -> None:
         assert without.key(ids(1, 5)) != without.key(ids(1, 6))
 
 
-def test_runs_are_padded_to_the_end_of_their_bucket_where_few_shapes_are_faster() -> None:
+def test_runs_are_padded_to_the_end_of_their_bucket_where_few_shapes_are_faster():
     assembler = BatchAssembler.of(sentiment.manifest(), few_shapes=True)
     assert assembler.pads_alone
     for lengths, width in (((3,), 8), ((8,), 8), ((9,), 12), ((1, 10), 12), ((16,), 16)):
@@ -211,7 +199,7 @@ def test_runs_are_padded_to_the_end_of_their_bucket_where_few_shapes_are_faster(
     assert (wrong["input_ids"].shape, wrong["attention_mask"].shape) == ((1, 9), (1, 8))
 
 
-def test_rows_are_added_where_few_shapes_are_faster_and_they_cost_little() -> None:
+def test_rows_are_added_where_few_shapes_are_faster_and_they_cost_little():
     table = LatencyModel()
     for rows in [*range(1, 7)] * 32:
         table.observe(rows, 1e-3)
@@ -227,8 +215,8 @@ def test_rows_are_added_where_few_shapes_are_faster_and_they_cost_little() -> No
     assert len(assembler.join([{"image": np.concatenate([images, images[:2]])}])["image"]) == 6
 
 
-def test_tiers_join_rows_only_if_these_are_independent(tmp_path: Path, text_model: Model) -> None:
-    def limits(model: Model) -> dict[str, int]:
+def test_tiers_join_rows_only_if_these_are_independent(tmp_path, text_model):
+    def limits(model):
         return {name: executor.max_rows for name, executor in model.executors.items()}
 
     assert limits(text_model) == {"full": 8, "lean": 8, "auto": 8}
@@ -257,18 +245,18 @@ LONGEST, MOST_ROWS = 100, 6
 SIZES = [rows * tokens for rows in range(1, MOST_ROWS + 1) for tokens in (1, 8, 12, 16, 24, 32, 48, 64, 96, LONGEST)]
 
 
-def learnt(seconds: Callable[[int], float], runs: int = 32) -> LatencyModel:
+def learnt(seconds, runs=32):
     table = LatencyModel()
     learn(table, seconds, runs)
     return table
 
 
-def learn(table: LatencyModel, seconds: Callable[[int], float], runs: int) -> None:
+def learn(table, seconds, runs):
     for size in sorted({*SIZES}) * runs:
         table.observe(size, seconds(size))
 
 
-def kernel_bound(size: int) -> float:
+def kernel_bound(size):
     """Return the time of a device that needs a millisecond for the launches of a run."""
     return max(1e-3, 2e-5 * size)
 
@@ -276,13 +264,13 @@ def kernel_bound(size: int) -> float:
 @pytest.mark.parametrize(
     "table", [None, LatencyModel(), learnt(kernel_bound, runs=31)], ids=["none", "new", "few runs"]
 )
-def test_lengths_double_and_rows_stay_without_measured_times(table: LatencyModel | None) -> None:
+def test_lengths_double_and_rows_stay_without_measured_times(table):
     buckets = Buckets(LONGEST, MOST_ROWS, table)
     shapes = [buckets.shape(3, tokens) for tokens in (1, 8, 9, 13, 17, 33, 97, LONGEST)]
     assert shapes == [(3, 8), (3, 8), (3, 12), (3, 16), (3, 24), (3, 48), (3, LONGEST), (3, LONGEST)]
 
 
-def test_lengths_and_rows_that_take_the_same_time_share_a_bucket() -> None:
+def test_lengths_and_rows_that_take_the_same_time_share_a_bucket():
     buckets = Buckets(LONGEST, MOST_ROWS, learnt(kernel_bound))
     # 1 ms for up to 50 elements; one more bucket would cost more than a tenth.
     assert [buckets.shape(1, tokens)[1] for tokens in (1, 9, 48, 49, 65, 96)] == [48, 48, 48, 64, 100, 100]
@@ -293,8 +281,8 @@ def test_lengths_and_rows_that_take_the_same_time_share_a_bucket() -> None:
     assert [whole.shape(rows, 1) for rows in (1, 3, 5)] == [(1, 1), (4, 1), (6, 1)]
 
 
-def test_padding_costs_at_most_a_tenth_of_the_time() -> None:
-    def seconds(size: int) -> float:
+def test_padding_costs_at_most_a_tenth_of_the_time():
+    def seconds(size):
         return 1e-3 + 5e-6 * size
 
     buckets = Buckets(LONGEST, MOST_ROWS, learnt(seconds))
@@ -311,7 +299,7 @@ def test_padding_costs_at_most_a_tenth_of_the_time() -> None:
     assert len(used) - MOST_ROWS * LONGEST // 64 < 0.6 * MOST_ROWS * 9  # without the runs that show their own times
 
 
-def test_buckets_follow_times_that_change() -> None:
+def test_buckets_follow_times_that_change():
     table = learnt(kernel_bound)
     buckets = Buckets(LONGEST, MOST_ROWS, table)
     assert buckets.shape(1, 8) == (1, 48)
@@ -319,7 +307,7 @@ def test_buckets_follow_times_that_change() -> None:
     assert [buckets.shape(1, 8) for _ in range(64)][-1] == buckets.shape(1, 8) == (1, 8)
 
 
-def test_padding_ends_when_only_shorter_runs_become_faster() -> None:
+def test_padding_ends_when_only_shorter_runs_become_faster():
     """A padded size is not run any more, so some runs stay as they are and show its time."""
     buckets = Buckets(LONGEST, MOST_ROWS, table := learnt(lambda size: 1e-3))
     for _ in range(64 * 20):
@@ -328,7 +316,7 @@ def test_padding_ends_when_only_shorter_runs_become_faster() -> None:
     assert buckets.shape(1, 8) == (1, 8)
 
 
-def test_slow_first_runs_do_not_make_a_size_share_a_bucket() -> None:
+def test_slow_first_runs_do_not_make_a_size_share_a_bucket():
     table = LatencyModel()
     for run in range(32):
         table.observe(8, 1e-3 if run else 0.1)  # the first one loads the device's code
@@ -341,14 +329,14 @@ FLOATS = ("float16", "float32", "float64")
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("position", [0, 500, 999])
-def test_bad_number_is_found_anywhere(dtype: str, position: int) -> None:
+def test_bad_number_is_found_anywhere(dtype, position):
     for bad in (np.nan, np.inf, -np.inf):
         array = np.zeros((1, 1000), dtype)
         array[0, position] = bad
         assert nonfinite({"good": np.zeros(3, dtype), "y": array}) == nonfinite({"y": array[::-1, ::-1]}) == ("y",)
 
 
-def test_extreme_numbers_and_other_types_are_no_bad_numbers() -> None:
+def test_extreme_numbers_and_other_types_are_no_bad_numbers():
     limits = [np.finfo(dtype) for dtype in FLOATS]
     for array in (
         *(np.array([it.max, it.min, it.smallest_subnormal, -0.0], it.dtype) for it in limits),
@@ -358,8 +346,8 @@ def test_extreme_numbers_and_other_types_are_no_bad_numbers() -> None:
         assert nonfinite({"y": array}) == ()
 
 
-def test_one_warning_per_model_and_period(caplog: pytest.LogCaptureFixture) -> None:
-    def logged() -> list[str]:
+def test_one_warning_per_model_and_period(caplog):
+    def logged():
         messages = [record.getMessage() for record in caplog.records]
         caplog.clear()
         return messages

@@ -1,17 +1,12 @@
 """``fewheads bench``: closed and open loops on real servers, and plans and reports of a load."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import signal
 import threading
 import time
-from collections.abc import Callable
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -34,17 +29,17 @@ from tests.support.server_models import write_busy_bundle
 
 
 @pytest.fixture(scope="module")
-def oracle() -> Bundle:
+def oracle():
     return Bundle.open(ORACLE_BUNDLE)
 
 
 @pytest.fixture(scope="module")
-def busy(bundles: list[Path]) -> Bundle:
+def busy(bundles):
     (path,) = [path for path in bundles if path.name == "busy-1"]
     return Bundle.open(path)
 
 
-def test_bench_in_process_and_served(url: str) -> None:
+def test_bench_in_process_and_served(url):
     (report,) = json.loads(shown("bench", ORACLE_BUNDLE, "--requests", 50, "--json"))
     assert (report["model"], report["rows"], report["concurrency"]) == (ORACLE, 1, 1)
     for side in ("in_process", "served"):
@@ -61,15 +56,15 @@ def test_bench_in_process_and_served(url: str) -> None:
     assert "got 65 rows, expected at most 64" in line
 
 
-def constant(rate: str, **options: Any) -> LoadPlan:
+def constant(rate, **options):
     return LoadPlan(rate=OfferedRate.parse(rate), pattern="constant", **{"warm_up_seconds": 0.0, **options})
 
 
-def at_once(count: int, **options: Any) -> LoadPlan:
+def at_once(count, **options):
     return constant("1000000", requests=count, **options)
 
 
-def checked(report: LoadReport) -> LoadReport:
+def checked(report):
     """Return a report whose counts agree with each other."""
     every = report.groups["all"]
     assert sum(every.outcomes.values()) == every.requests
@@ -80,14 +75,14 @@ def checked(report: LoadReport) -> LoadReport:
     return report
 
 
-def served(url: str) -> int:
+def served(url):
     with Client(url) as client:
         return sum(model.success_count for model in client.telemetry().models)
 
 
-def test_models_get_equal_parts(url: str, oracle: Bundle, busy: Bundle) -> None:
+def test_models_get_equal_parts(url, oracle, busy):
     before = served(url)
-    shares: list[float] = []
+    shares = []
     plan = constant("100", seconds=0.8, warm_up_seconds=0.2, priority=1, policy="full", deadline_ms=60000)
     report = checked(measure(url, [oracle, busy], plan, advanced=shares.append))
     every = report.groups["all"]
@@ -104,14 +99,14 @@ def test_models_get_equal_parts(url: str, oracle: Bundle, busy: Bundle) -> None:
 
 
 @pytest.mark.parametrize(("enforcer", "cause"), [("client", "Deadline Exceeded"), ("server", "request")])
-def test_client_or_server_enforces_deadlines(url: str, busy: Bundle, enforcer: str, cause: str) -> None:
+def test_client_or_server_enforces_deadlines(url, busy, enforcer, cause):
     report = checked(measure(url, [busy], at_once(30, deadline_ms=3, enforcer=enforcer)))
     assert report.groups["all"].outcomes["expired"] > 0
     assert f"DEADLINE_EXCEEDED {cause}" in {each.cause for each in report.causes if each.outcome == "expired"}
     assert not report.count("lost")
 
 
-def test_rate_as_a_multiple_of_the_capacity(url: str, oracle: Bundle) -> None:
+def test_rate_as_a_multiple_of_the_capacity(url, oracle):
     # The limit is of the run; the capacity is that of more clients.
     report = checked(measure(url, [oracle], constant("0.1x", seconds=0.5, max_outstanding=5)))
     assert report.capacity_per_second
@@ -119,7 +114,7 @@ def test_rate_as_a_multiple_of_the_capacity(url: str, oracle: Bundle) -> None:
     assert report.groups["all"].requests == pytest.approx(report.rate_per_second / 2, abs=1)
 
 
-def test_doubtful_runs_are_reported(url: str, oracle: Bundle, busy: Bundle) -> None:
+def test_doubtful_runs_are_reported(url, oracle, busy):
     plan = constant("100", seconds=0.6)
     report = checked(measure(url, [oracle], plan, advanced=lambda share: time.sleep(0.04)))
     (doubt,) = report.doubts
@@ -131,16 +126,16 @@ def test_doubtful_runs_are_reported(url: str, oracle: Bundle, busy: Bundle) -> N
     assert any("--max-outstanding" in doubt for doubt in report.doubts)
 
 
-def run_bench(bundle: Bundle, url: str, seconds: int) -> Any:
+def run_bench(bundle, url, seconds):
     arguments = ["--rate=100", "--arrivals=constant", f"--seconds={seconds}", "--warm-up=0", f"--url={url}", "--json"]
     return cli.main(["bench", str(bundle.path), *arguments], standalone_mode=False)
 
 
-def after_requests(url: str, act: Callable[[], object]) -> threading.Thread:
+def after_requests(url, act):
     """Start a thread that acts when the server has answered 20 more requests."""
     before = served(url)
 
-    def wait_and_act() -> None:
+    def wait_and_act():
         while served(url) < before + 20:
             time.sleep(0.02)
         act()
@@ -150,14 +145,14 @@ def after_requests(url: str, act: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def test_dead_server_loses_requests_and_fails_later_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dead_server_loses_requests_and_fails_later_ones(tmp_path, capsys):
     bundle = write_busy_bundle(tmp_path)
 
-    def load_and_kill() -> None:
+    def load_and_kill():
         with running_server([bundle.path], cache=tmp_path / "cache") as ready:
             url = f"127.0.0.1:{ready.grpc_port}"
 
-            def kill() -> None:
+            def kill():
                 os.kill(ready.process_id, signal.SIGSTOP)  # requests that arrive now get no response
                 time.sleep(0.3)
                 os.kill(ready.process_id, signal.SIGKILL)
@@ -176,7 +171,7 @@ def test_dead_server_loses_requests_and_fails_later_ones(tmp_path: Path, capsys:
     assert {cause.cause.split()[1] for cause in report.causes if cause.outcome == "failed"} == {"failed"}  # to connect
 
 
-def test_ctrl_c_ends_the_run_and_keeps_its_report(url: str, oracle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_ends_the_run_and_keeps_its_report(url, oracle, capsys):
     thread = after_requests(url, lambda: os.kill(os.getpid(), signal.SIGINT))
     assert run_bench(oracle, url, seconds=60) == 130
     thread.join()
@@ -187,8 +182,8 @@ def test_ctrl_c_ends_the_run_and_keeps_its_report(url: str, oracle: Bundle, caps
     assert report.seconds < 30
 
 
-def test_equal_seeds_draw_equal_requests(oracle: Bundle, busy: Bundle) -> None:
-    def some(seed: int) -> list[tuple[str, bytes]]:
+def test_equal_seeds_draw_equal_requests(oracle, busy):
+    def some(seed):
         models = [requests_of(bundle, constant("1")) for bundle in (oracle, busy)]
         return [(model.model, message) for model, message in islice(drawn(models, seed), 5000)]
 
@@ -197,7 +192,7 @@ def test_equal_seeds_draw_equal_requests(oracle: Bundle, busy: Bundle) -> None:
     assert len({message for _, message in some(1)}) == len(EXPRESSIONS) + 1
 
 
-def test_requests_reject_what_a_model_lacks(oracle: Bundle, busy: Bundle, tmp_path: Path) -> None:
+def test_requests_reject_what_a_model_lacks(oracle, busy, tmp_path):
     for bundle, options, message in (
         (oracle, {"policy": "fast"}, "--policy for calculator-oracle: got 'fast', expected one of "),
         (oracle, {"max_loops": 3}, "--max-loops: got calculator-oracle, which has no loop, expected looped models"),
@@ -212,7 +207,7 @@ def test_requests_reject_what_a_model_lacks(oracle: Bundle, busy: Bundle, tmp_pa
             read_texts(tmp_path / name)
 
 
-def test_command_prints_a_report_and_fails_if_requests_failed(url: str, tmp_path: Path) -> None:
+def test_command_prints_a_report_and_fails_if_requests_failed(url, tmp_path):
     arguments = ("bench", ORACLE_BUNDLE, "--url", url, "--rate=100", "--seconds=0.4", "--warm-up=0")
     text = shown(*arguments, "--deadline-ms=5000")
     assert all(word in text for word in ("poisson", "100 requests/s", "in_time", "p99.9 ms"))
@@ -236,11 +231,11 @@ def test_command_prints_a_report_and_fails_if_requests_failed(url: str, tmp_path
         (["--on-device", "--out=/no/x"], "--out: got /no, which is not a directory, expected an existing directory"),
     ],
 )
-def test_contradictory_options_are_rejected(arguments: list[str], message: str) -> None:
+def test_contradictory_options_are_rejected(arguments, message):
     assert message in mistake("bench", ORACLE_BUNDLE, *arguments)
 
 
-def requests(count: int = 1000) -> list[SentRequest]:
+def requests(count=1000):
     """A request every 10 ms, whose number determines its model, its outcome and its latency in ms."""
     made = []
     for number in range(count):
@@ -255,7 +250,7 @@ def requests(count: int = 1000) -> list[SentRequest]:
     return made
 
 
-def test_causes_have_counts_and_retry_hints_and_are_limited() -> None:
+def test_causes_have_counts_and_retry_hints_and_are_limited():
     lost, refused = open_loop.causes(requests())
     assert lost == open_loop.Cause("lost", "", 100, Percentiles(), None)
     assert (refused.cause, refused.count, refused.retry_after_p50_ms) == ("RESOURCE_EXHAUSTED queue", 100, 21.0)
@@ -265,13 +260,13 @@ def test_causes_have_counts_and_retry_hints_and_are_limited() -> None:
     assert (len(causes), causes[0].cause, causes[0].count) == (1001, "other", 2000)
 
 
-def load_report(sent: list[SentRequest], **options: Any) -> LoadReport:
+def load_report(sent, **options):
     facts = {"rate": 100.0, "capacity": 50.0, "interrupted": False, "memory": None}
     plan = LoadPlan(rate=OfferedRate(100.0, False), seconds=8.0, deadline_ms=50.0, warm_up_seconds=2.0)
     return open_loop.report_of(plan, sent, ["one", "two"], **{**facts, **options})
 
 
-def test_report_leaves_out_the_warm_up() -> None:
+def test_report_leaves_out_the_warm_up():
     found = load_report(requests())
     assert found.warm_up == {"in_time": 160, "refused": 20, "lost": 20}
     every = found.groups["all"]
@@ -285,13 +280,13 @@ def test_report_leaves_out_the_warm_up() -> None:
     assert interrupted.summary.startswith("poisson, 100 requests/s, 50 ms: 301 requests in 3 s, ")
 
 
-def test_invalid_rates_are_rejected() -> None:
+def test_invalid_rates_are_rejected():
     for text in ("fast", "-1", "nanx", "infx", ""):
         with pytest.raises(UsageError, match=f"--rate: got '{text}', expected a number above 0"):
             OfferedRate.parse(text)
 
 
-def test_gaps_of_poisson_arrivals_are_exponential() -> None:
+def test_gaps_of_poisson_arrivals_are_exponential():
     rate = 250.0
     gaps = np.diff(np.fromiter(islice(due_times("poisson", rate, 7), 20_000), float), prepend=0.0)
     assert abs(np.corrcoef(gaps[:-1], gaps[1:])[0, 1]) < 0.03

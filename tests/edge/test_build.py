@@ -1,7 +1,5 @@
 """Builds: the cache, its records, loading, and builds in a child process that may be killed."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -9,7 +7,6 @@ import subprocess
 import sys
 import threading
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
@@ -22,11 +19,11 @@ from edge.errors import BackendError, GoldenError, LoadFailed, UsageError
 from edge.files import replaced_directory, sha256
 from edge.instruments.memory import MemorySampler
 from edge.runtimes import build_child, cache
-from edge.runtimes.build import Built, build, build_with, load_runner
+from edge.runtimes.build import build, build_with, load_runner
 from edge.runtimes.build_child import Message, Request, check_memory
 from edge.runtimes.cache import BuildRecord, cache_directory
 from edge.runtimes.onnxruntime import OnnxRuntimeCpu
-from edge.runtimes.runtime import BuildMemory, BuildOptions, BuildProgress, Runtime, Source
+from edge.runtimes.runtime import BuildMemory, BuildOptions, BuildProgress, Source
 from edge.runtimes.table import choose
 from tests.support.builds import ROOT, children, pause_builds
 from tests.support.commands import mistake
@@ -38,16 +35,16 @@ RTX = "tensorrt-rtx:SM86"
 
 
 @pytest.fixture
-def oracle() -> Bundle:
+def oracle():
     return Bundle.open(ORACLE_BUNDLE)
 
 
-def cached(bundle: Bundle, cache_dir: Path) -> object:
+def cached(bundle, cache_dir):
     key = cache.key_of(Source.of(bundle, choose(ORT)), choose(ORT))
     return cache.find(cache.entry(cache_dir, key), key)
 
 
-def test_build_for_onnxruntime(oracle: Bundle, tmp_path: Path):
+def test_build_for_onnxruntime(oracle, tmp_path):
     assert cached(oracle, tmp_path) is None
     straight = load_runner(oracle, ORT, tmp_path)
     built = build(oracle, ORT, tmp_path)
@@ -71,7 +68,7 @@ def test_build_for_onnxruntime(oracle: Bundle, tmp_path: Path):
     assert build(second, ORT, tmp_path).directory != built.directory
 
 
-def test_corrupted_build_is_ignored_and_repeated(oracle: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_corrupted_build_is_ignored_and_repeated(oracle, tmp_path, caplog):
     built = build(oracle, ORT, tmp_path)
     for file, contents, why in (
         ("model.onnx", b"shorter", "got 7 bytes"),
@@ -98,7 +95,7 @@ def test_corrupted_build_is_ignored_and_repeated(oracle: Bundle, tmp_path: Path,
     assert cached(oracle, tmp_path) is None
 
 
-def test_full_disk_keeps_nothing(tmp_path: Path):
+def test_full_disk_keeps_nothing(tmp_path):
     code = (
         "import resource, sys; from pathlib import Path\n"
         "from edge.bundles.bundle import Bundle; from edge.runtimes.build import build\n"
@@ -113,7 +110,7 @@ def test_full_disk_keeps_nothing(tmp_path: Path):
     assert os.listdir(tmp_path) == []
 
 
-def test_default_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_default_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("FEWHEADS_CACHE", raising=False)
     assert cache_directory(None) == tmp_path / ".cache" / "fewheads"
@@ -123,7 +120,7 @@ def test_default_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @with_rtx
-def test_build_for_tensorrt_rtx_cannot_be_loaded(oracle: Bundle, tmp_path: Path):
+def test_build_for_tensorrt_rtx_cannot_be_loaded(oracle, tmp_path):
     record = build(oracle, RTX, tmp_path).record
     assert (record.golden, record.golden_skipped) == (None, "golden check not run: it needs a GPU of SM86")
     assert build(oracle, RTX, tmp_path).reused
@@ -137,18 +134,18 @@ MIB = 1024**2
 
 
 @pytest.fixture(params=["onnxruntime", pytest.param(RTX, marks=with_rtx)])
-def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Runtime:
+def runtime(request, monkeypatch):
     """A runtime of this machine whose builds go to a child process, as those of TensorRT do."""
     chosen = choose(request.param)
     monkeypatch.setattr(type(chosen), "isolated_build", True)
     return chosen
 
 
-def built(runtime: Runtime, bundle: Bundle, cache: Path, **more: object) -> Built:
-    return build_with(runtime, bundle, cache, None, **more)  # type: ignore[arg-type]
+def built(runtime, bundle, cache, **more):
+    return build_with(runtime, bundle, cache, None, **more)
 
 
-def process(bundle: Bundle, cache: Path, *command: str) -> tuple[subprocess.Popen[bytes], Connection]:
+def process(bundle, cache, *command):
     """Start a build process, or another command that reads the same request."""
     options = BuildOptions()
     return build_child.start(
@@ -156,15 +153,13 @@ def process(bundle: Bundle, cache: Path, *command: str) -> tuple[subprocess.Pope
     )
 
 
-def test_build_in_a_child_equals_one_in_this_process(
-    runtime: Runtime, oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    reported: list[BuildProgress] = []
-    started: list[subprocess.Popen[bytes]] = []
-    scores: set[str] = set()
+def test_build_in_a_child_equals_one_in_this_process(runtime, oracle, tmp_path, monkeypatch):
+    reported = []
+    started = []
+    scores = set()
     popen = subprocess.Popen
 
-    def progress(position: BuildProgress) -> None:
+    def progress(position):
         reported.append(position)
         # When memory runs out, the system kills the build and no server. A child that has ended still has its score.
         scores.update(Path(f"/proc/{child.pid}/oom_score_adj").read_text().strip() for child in started)
@@ -183,9 +178,7 @@ def test_build_in_a_child_equals_one_in_this_process(
     assert sorted(os.listdir(tmp_path / "child")) == sorted(os.listdir(tmp_path / "here"))
 
 
-def test_load_without_a_build_names_the_command(
-    oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_load_without_a_build_names_the_command(oracle, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(OnnxRuntimeCpu, "isolated_build", True)
     fix = f"Build it on this machine: fewheads build {ORACLE_BUNDLE} --target onnxruntime --cache {tmp_path}"
     with pytest.raises(BackendError, match=rf"got no build in {tmp_path}, expected one for this machine. {fix}"):
@@ -215,7 +208,7 @@ def test_load_without_a_build_names_the_command(
     assert f"it was built for device CPU, device_name unknown, version {older}" in caplog.text
 
 
-def test_errors_are_those_of_a_build_in_this_process(oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_errors_are_those_of_a_build_in_this_process(oracle, tmp_path, monkeypatch):
     monkeypatch.setattr(OnnxRuntimeCpu, "isolated_build", True)
     good = oracle_golden()
     wrong = Golden(good.inputs, {"value": good.outputs["value"] + np.float32(1)}, good.raw)
@@ -234,8 +227,8 @@ def test_errors_are_those_of_a_build_in_this_process(oracle: Bundle, tmp_path: P
     assert raised[0] == raised[1]
 
 
-def test_killed_child(runtime: Runtime, oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def kill(number: int, progress: BuildProgress) -> None:
+def test_killed_child(runtime, oracle, tmp_path, monkeypatch):
+    def kill(number, progress):
         for pid in children():
             os.kill(pid, number)
 
@@ -256,10 +249,8 @@ def test_killed_child(runtime: Runtime, oracle: Bundle, tmp_path: Path, monkeypa
     assert not built(runtime, oracle, tmp_path / "cache").reused
 
 
-def test_child_ends_with_an_interrupt_or_cannot_start(
-    runtime: Runtime, oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def interrupt(progress: BuildProgress) -> None:
+def test_child_ends_with_an_interrupt_or_cannot_start(runtime, oracle, tmp_path, monkeypatch):
+    def interrupt(progress):
         raise KeyboardInterrupt
 
     stop = threading.Event()
@@ -276,16 +267,13 @@ def test_child_ends_with_an_interrupt_or_cannot_start(
     assert os.listdir(tmp_path / "cache") == []
 
 
-def test_child_ends_with_its_parent_and_the_next_cleans_up(
-    oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_child_ends_with_its_parent_and_the_next_cleans_up(oracle, tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     pause_builds(monkeypatch, tmp_path / "site")
     child, messages = process(oracle, cache)
     with child, messages:
         while b"golden check" not in messages.recv_bytes():
             pass
-        assert child.stdin
         child.stdin.close()  # as the system closes it when the parent dies
         assert child.wait(10) == 1
     (rest,) = os.listdir(cache)
@@ -296,7 +284,7 @@ def test_child_ends_with_its_parent_and_the_next_cleans_up(
     assert sorted(os.listdir(cache)) == sorted(["f" * 16, made.directory.name])
 
 
-def test_child_without_memory_reports_it(oracle: Bundle, tmp_path: Path):
+def test_child_without_memory_reports_it(oracle, tmp_path):
     code = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
     code += "from edge.runtimes import build_process\n"
     code += "build_process.build_here = lambda *_: bytearray(4 * 1024**3)\n"
@@ -306,7 +294,6 @@ def test_child_without_memory_reports_it(oracle: Bundle, tmp_path: Path):
         failure = msgspec.json.decode(messages.recv_bytes(), type=Message).failure
         with pytest.raises(EOFError):  # it has ended
             messages.recv_bytes()
-    assert failure
     assert "got a build process without memory, expected a build that ends. Stop other models" in str(failure.error)
     assert child.returncode == BackendError.exit_code
 
@@ -325,31 +312,27 @@ LIMIT = build_child.MAX_MESSAGE_BYTES
         (f"b'{{}}'.rjust({LIMIT})", "got none, expected its build in"),
     ],
 )
-def test_messages_of_a_child_are_limited(
-    oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sends: str, error: str
-):
+def test_messages_of_a_child_are_limited(oracle, tmp_path, monkeypatch, sends, error):
     monkeypatch.setattr(OnnxRuntimeCpu, "isolated_build", True)
     code = "import sys; from multiprocessing.connection import Connection\n"
     code += f"Connection(int(sys.argv[1])).send_bytes({sends}); sys.stdin.read()"
     monkeypatch.setattr(build_child, "start", lambda request, start=build_child.start: start(request, "-c", code))
     with pytest.raises(BackendError, match=f"model .*onnx.*{re.escape(error)}"):
-        build(oracle, "onnxruntime", tmp_path)
+        build(oracle, ORT, tmp_path)
 
 
-def test_long_record_of_a_child_is_cut(
-    oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_long_record_of_a_child_is_cut(oracle, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(OnnxRuntimeCpu, "isolated_build", True)
     code = "from edge.runtimes import build_process\n"
     code += "build_process.build_here = lambda *_: build_process.log.warning(chr(1) * 10**6)\n"
     code += "build_process.main()"
     monkeypatch.setattr(build_child, "start", lambda request, start=build_child.start: start(request, "-c", code))
     with pytest.raises(BackendError, match="got none, expected its build in"):
-        build(oracle, "onnxruntime", tmp_path)
+        build(oracle, ORT, tmp_path)
     assert "(1000000 characters)" in caplog.text
 
 
-def test_memory_is_checked_before_a_build(oracle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_memory_is_checked_before_a_build(oracle, tmp_path, monkeypatch):
     (tmp_path / "proc").mkdir()
     runtime = choose("onnxruntime")
     monkeypatch.setattr(OnnxRuntimeCpu, "build_memory", lambda *_: BuildMemory(2000 * MIB, 1000 * MIB))

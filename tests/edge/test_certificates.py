@@ -1,13 +1,10 @@
 """Certificates, keys and tokens from files: invalid files are rejected, doubtful ones are reported and served."""
 
-from __future__ import annotations
-
 import os
 import ssl
 import subprocess
 import time
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 
 import pytest
 
@@ -22,18 +19,18 @@ NOW = datetime.now(timezone.utc)
 
 
 @pytest.fixture
-def authority(tmp_path: Path) -> Authority:
+def authority(tmp_path):
     return Authority(tmp_path)
 
 
-def rejected(chain: Path, key: Path, client_ca: Path | None = None) -> str:
+def rejected(chain, key, client_ca=None):
     with pytest.raises(UsageError) as caught:
         read_certificates(chain, key, client_ca)
     assert "-----" not in str(caught.value)
     return str(caught.value)
 
 
-def test_valid_certificates_give_no_warning(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+def test_valid_certificates_give_no_warning(authority, caplog):
     chain, key = authority.issue()
     certificates = read_certificates(chain, key, authority.file)
     assert (certificates.chain, certificates.key) == (chain.read_bytes(), key.read_bytes())
@@ -45,7 +42,7 @@ def test_valid_certificates_give_no_warning(authority: Authority, caplog: pytest
     assert "PRIVATE" not in repr(certificates)
 
 
-def test_certificate_outside_its_dates_is_reported(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+def test_certificate_outside_its_dates_is_reported(authority, caplog):
     for from_days, to_days, problem in (
         (-9, -1, "has expired"),
         (1, 30, "is not valid yet; is the clock right?"),
@@ -60,14 +57,14 @@ def test_certificate_outside_its_dates_is_reported(authority: Authority, caplog:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604])
-def test_key_that_is_readable_is_reported(authority: Authority, caplog: pytest.LogCaptureFixture, mode: int) -> None:
+def test_key_that_is_readable_is_reported(authority, caplog, mode):
     chain, key = authority.issue()
     key.chmod(mode)
     read_certificates(chain, key, None)
     assert caplog.messages == [f"--tls-key {key}: users other than its owner may read it; run chmod 600"]
 
 
-def test_files_that_are_not_certificates_are_rejected(authority: Authority, tmp_path: Path) -> None:
+def test_files_that_are_not_certificates_are_rejected(authority, tmp_path):
     (chain, key), (_, other) = authority.issue(), authority.issue("other")
     none, binary, pipe, huge = (tmp_path / name for name in ("none", "binary", "pipe", "huge"))
     mismatch = f"{other}, of another certificate, expected the key of {chain}. Give the key that {chain} was made for."
@@ -92,7 +89,7 @@ def test_files_that_are_not_certificates_are_rejected(authority: Authority, tmp_
         assert f"{wrong}, which has no PEM block, expected a file of PEM blocks, at most 1 MiB" in rejected(wrong, key)
 
 
-def test_text_around_the_blocks_is_ignored(authority: Authority) -> None:
+def test_text_around_the_blocks_is_ignored(authority):
     chain, key = authority.issue()
     pure = read_certificates(chain, key, authority.file)
     for path in (chain, key, authority.file):
@@ -106,7 +103,7 @@ def test_text_around_the_blocks_is_ignored(authority: Authority) -> None:
     assert rejected(chain, key, authority.file).startswith(f"--tls-client-ca {authority.file}: got something else")
 
 
-def test_unexpected_error_keeps_the_previous_value(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unexpected_error_keeps_the_previous_value(tmp_path, caplog):
     file = tmp_path / "file"
     file.write_text("1")
     watched = Watched("the file", [file], lambda: 6 // int(file.read_text()), 0.0)
@@ -122,9 +119,7 @@ def test_unexpected_error_keeps_the_previous_value(tmp_path: Path, caplog: pytes
     assert (watched.value, watched.problem) == (3, "")
 
 
-def test_files_are_read_again_after_an_error_that_was_not_theirs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_read_again_after_an_error_that_was_not_theirs(tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.write_text("1")
     files = [file]
@@ -137,7 +132,7 @@ def test_files_are_read_again_after_an_error_that_was_not_theirs(
     assert (watched.value, watched.problem) == ("22", "")
 
 
-def test_key_with_a_passphrase_is_rejected_without_a_prompt(authority: Authority, tmp_path: Path) -> None:
+def test_key_with_a_passphrase_is_rejected_without_a_prompt(authority, tmp_path):
     chain, key = authority.issue()
     locked = tmp_path / "locked.key"
     command = ["openssl", "pkcs8", "-topk8", "-in", key, "-out", locked, "-passout", "pass:secret"]
@@ -145,7 +140,7 @@ def test_key_with_a_passphrase_is_rejected_without_a_prompt(authority: Authority
     assert "without a passphrase" in rejected(chain, locked)
 
 
-def test_server_follows_its_certificate(authority: Authority) -> None:
+def test_server_follows_its_certificate(authority):
     chain, key = authority.issue()
     files = ServerCertificates(chain, key, None)
     first = files.value
@@ -162,7 +157,7 @@ def test_server_follows_its_certificate(authority: Authority) -> None:
     assert "No such file" in files.problem
 
 
-def test_invalid_certificates_of_a_client_are_rejected(authority: Authority, tmp_path: Path) -> None:
+def test_invalid_certificates_of_a_client_are_rejected(authority, tmp_path):
     chain, key = authority.issue("client")
     assert channel_credentials(authority.file, chain, key) is not None
     for files, message in (
@@ -176,7 +171,7 @@ def test_invalid_certificates_of_a_client_are_rejected(authority: Authority, tmp
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"two words", b"\xff\xfe", b"\x7f", b"x" * 4097, b"a\nb"])
-def test_invalid_token_of_a_client_is_rejected(tmp_path: Path, content: bytes) -> None:
+def test_invalid_token_of_a_client_is_rejected(tmp_path, content):
     file = tmp_path / "token"
     write_private(file, content)
     with pytest.raises(UsageError) as caught:
@@ -187,7 +182,7 @@ def test_invalid_token_of_a_client_is_rejected(tmp_path: Path, content: bytes) -
     )
 
 
-def test_token_file_must_be_readable_by_its_owner_alone(tmp_path: Path) -> None:
+def test_token_file_must_be_readable_by_its_owner_alone(tmp_path):
     file = tmp_path / "token"
     token = "!~" + "x" * 4093
     write_private(file, f"{token}\n".encode())

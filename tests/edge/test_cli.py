@@ -1,7 +1,5 @@
 """Commands, alone and with a server: processes, their output and their exit codes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -37,7 +35,7 @@ COMMANDS = [command for group in GROUPS.values() for command in group]
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_help_has_every_command_in_its_group() -> None:
+def test_help_has_every_command_in_its_group():
     text = answer(fewheads("--help"))
     assert all(f"  {command} " in text for command in COMMANDS)
     assert [line.rstrip(":") for line in text.splitlines() if line.rstrip(":") in GROUPS] == list(GROUPS)
@@ -53,7 +51,7 @@ def test_help_has_every_command_in_its_group() -> None:
         assert not {"\b", "\\b"} & set(text.split())
 
 
-def test_commands_are_completed() -> None:
+def test_commands_are_completed():
     program = str(Path(sys.executable).with_name("fewheads"))
     for words, completed in (("fewheads pro", "profile"), ("fewheads infer --tok", "--token-file")):
         variables = {"_FEWHEADS_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
@@ -61,7 +59,7 @@ def test_commands_are_completed() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["export", "--help"], ["serve", "--help"]])
-def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
+def test_help_loads_nothing_heavy(arguments):
     code = """
 import sys
 from edge.__main__ import main
@@ -74,7 +72,7 @@ finally:
     assert python(code, *arguments).stderr == "[]\n"
 
 
-def test_wrong_usage_exits_with_2() -> None:
+def test_wrong_usage_exits_with_2():
     for arguments in (["zz"], ["bench", ORACLE_BUNDLE, "--requests", "x"]):
         done = fewheads(*arguments)
         assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (2, "", False)
@@ -95,7 +93,7 @@ main()
 """
 
 
-def test_missing_package_is_reported_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_reported_with_its_extra(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for package, extra, command in (
         ("torch", "export", ["train", "calculator-gate"]),
@@ -109,7 +107,7 @@ def test_missing_package_is_reported_with_its_extra(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("arguments", [["info", ORACLE_BUNDLE], ["doctor", "--json"]])
-def test_closed_stdout_exits_with_1_silently(arguments: list[object]) -> None:
+def test_closed_stdout_exits_with_1_silently(arguments):
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "edge", *map(str, arguments)]
@@ -118,7 +116,7 @@ def test_closed_stdout_exits_with_1_silently(arguments: list[object]) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_doctor_reports_every_check(tmp_path: Path) -> None:
+def test_doctor_reports_every_check(tmp_path):
     found = json.loads(shown("doctor", "--json", "--cache", tmp_path / "cache"))
     checks = {check["name"]: check for check in found["checks"]}
     assert (found["version"], len(checks)) == (__version__, len(found["checks"]))
@@ -137,7 +135,7 @@ def test_doctor_reports_every_check(tmp_path: Path) -> None:
     assert check["advice"].startswith("Give a writable --cache or $FEWHEADS_CACHE, in a container a volume;")
 
 
-def test_build_reuses_the_cache(tmp_path: Path) -> None:
+def test_build_reuses_the_cache(tmp_path):
     arguments = ("build", ORACLE_BUNDLE, "--target", "onnxruntime", "--cache", tmp_path, "--json")
     text = shown(*arguments[:-1])
     assert all(words in text for words in ("on CPU", "The target names it.", "largest difference 0 in 8 rows"))
@@ -151,7 +149,7 @@ def test_build_reuses_the_cache(tmp_path: Path) -> None:
     assert expected in mistake(*arguments, "--require-fused-attention", code=5)
 
 
-def test_build_builds_every_tier_or_the_one_that_is_named(tmp_path: Path) -> None:
+def test_build_builds_every_tier_or_the_one_that_is_named(tmp_path):
     bundle = write_sentiment_bundle(tmp_path / "sentiment")
     for options, tiers in (((), TIERS), (("--tier", "lean"), ("lean",))):
         cache = tmp_path / "-".join(tiers)
@@ -161,7 +159,7 @@ def test_build_builds_every_tier_or_the_one_that_is_named(tmp_path: Path) -> Non
 
 
 @with_rtx
-def test_build_for_a_runtime_without_a_file_names_a_way_that_exists(tmp_path: Path) -> None:
+def test_build_for_a_runtime_without_a_file_names_a_way_that_exists(tmp_path):
     manifest = oracle_manifest()
     (model,) = manifest.tiers[0].artifacts
     tier = Tier(name="full", artifacts=(msgspec.structs.replace(model, runtime="onnxruntime"),))
@@ -171,7 +169,7 @@ def test_build_for_a_runtime_without_a_file_names_a_way_that_exists(tmp_path: Pa
     assert "got ['model for onnxruntime'], expected model for tensorrt. Take a --target that runs these" in line
 
 
-def test_build_checks_all_bundles_first(tmp_path: Path) -> None:
+def test_build_checks_all_bundles_first(tmp_path):
     (tmp_path / "repository").mkdir()
     (tmp_path / "repository" / "oracle").symlink_to(ORACLE_BUNDLE)
     cache = tmp_path / "cache"
@@ -182,7 +180,7 @@ def test_build_checks_all_bundles_first(tmp_path: Path) -> None:
     assert not cache.exists()
 
 
-def test_missing_server_exits_with_6() -> None:
+def test_missing_server_exits_with_6():
     with closed_address() as url:
         for arguments in (["infer", ORACLE, "1"], ["info"], ["bench", ORACLE_BUNDLE], ["top"]):
             line = refusal(fewheads(*arguments, "--url", url), 6)
@@ -190,7 +188,7 @@ def test_missing_server_exits_with_6() -> None:
             assert "fewheads serve REPOSITORY" in line
 
 
-def test_info_shows_bundles(tmp_path: Path) -> None:
+def test_info_shows_bundles(tmp_path):
     text = shown("info", ORACLE_BUNDLE, write_bundle_of_roles(tmp_path / "oracle").path)
     assert text.startswith(f"calculator-oracle version 1 in {ORACLE_BUNDLE}\n")
     for cells in (
@@ -208,7 +206,7 @@ def test_info_shows_bundles(tmp_path: Path) -> None:
     assert json.loads(shown("info", "--schema")) == json.loads(json.dumps(schema()))
 
 
-def test_info_labels_predicted_latencies(tmp_path: Path) -> None:
+def test_info_labels_predicted_latencies(tmp_path):
     assert "latency" not in shown("info", ORACLE_BUNDLE)
     for name, content in Good().with_field("tiers.0.latencies", [MEASURED, PREDICTION]).items():
         assert isinstance(content, bytes)
@@ -224,7 +222,7 @@ def test_info_labels_predicted_latencies(tmp_path: Path) -> None:
     assert found["tiers"][0]["latencies"] == [MEASURED, PREDICTION]
 
 
-def test_info_rejects_broken_and_missing_bundles(tmp_path: Path) -> None:
+def test_info_rejects_broken_and_missing_bundles(tmp_path):
     shutil.copytree(ORACLE_BUNDLE, tmp_path / "broken")
     (tmp_path / "broken" / "model.onnx").write_bytes(b"broken")
     done = fewheads("info", tmp_path / "broken")
@@ -234,7 +232,7 @@ def test_info_rejects_broken_and_missing_bundles(tmp_path: Path) -> None:
     assert mistake("info").startswith("BUNDLE: got none")
 
 
-def test_info_shows_models_and_memory_of_a_server(url: str) -> None:
+def test_info_shows_models_and_memory_of_a_server(url):
     found = json.loads(shown("info", "--url", url, "--json"))
     states = {model["name"]: model["state"] for model in found["models"]}
     assert states[ORACLE] == "READY"

@@ -1,15 +1,11 @@
 """The blocking and the asyncio client against a real server, and against servers that answer badly."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import threading
-from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
 from itertools import islice
-from typing import Any
 
 import grpc
 import numpy as np
@@ -23,7 +19,6 @@ from edge.datatypes import TensorSpec
 from edge.errors import ServerError, UsageError
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
-from edge.server import Ready
 from tests.support.clients import CLIENTS
 from tests.support.commands import answer, python
 from tests.support.metrics import is_at_rest, wait_until
@@ -32,22 +27,22 @@ from tests.support.scripted_servers import doubled, peer, refusing, x
 
 
 @pytest.fixture(params=CLIENTS)
-def make(request: pytest.FixtureRequest) -> Any:
+def make(request):
     return CLIENTS[request.param]
 
 
 @pytest.fixture(scope="module", params=CLIENTS)
-def client(request: pytest.FixtureRequest, url: str) -> Iterator[Client]:
+def client(request, url):
     with CLIENTS[request.param](url) as client:
         yield client
 
 
-def numbered(number: int, model: str = ORACLE, expression: str | None = None, **options: Any) -> InferRequest:
+def numbered(number, model=ORACLE, expression=None, **options):
     inputs = {"expression": text([expression or f"{number} - 1"])}
     return InferRequest(model=model, inputs=inputs, request_id=str(number), **options)
 
 
-def test_request_becomes_one_message() -> None:
+def test_request_becomes_one_message():
     request = InferRequest("m", x(), version="3", outputs=["y"], request_id="7", priority=2, tier="x1", policy="load")
     message = encode(request)
     assert (message.model_name, message.model_version, message.id) == ("m", "3", "7")
@@ -64,7 +59,7 @@ def test_request_becomes_one_message() -> None:
         assert limited.parameters["timeout"].int64_param == microseconds
 
 
-def test_invalid_tensor_or_time_limit_is_rejected() -> None:
+def test_invalid_tensor_or_time_limit_is_rejected():
     for array, message in (
         ([[1.0]], "got list, expected a NumPy array"),
         (np.zeros((1, 15), np.complex64), "got 'complex64', expected a type for one of BOOL"),
@@ -78,12 +73,12 @@ def test_invalid_tensor_or_time_limit_is_rejected() -> None:
             Client("127.0.0.1:1", seconds)
 
 
-def reply(count: int = 1, **fields: Any) -> pb.ModelInferResponse:
+def reply(count=1, **fields):
     output = {"name": "y", "datatype": "FP32", "shape": [2], **fields.pop("output", {})}
     return pb.ModelInferResponse(model_name="m", outputs=[output] * count, **fields)
 
 
-def test_malformed_answer_is_an_error() -> None:
+def test_malformed_answer_is_an_error():
     raw = {"raw_output_contents": [b"12345678"]}
     for response, message in (
         (reply(), "got 0 elements in fp32_contents, expected 2 for shape [2]"),
@@ -103,7 +98,7 @@ def test_malformed_answer_is_an_error() -> None:
         assert "at board:1: got " in str(caught.value)
 
 
-def test_typed_and_high_rank_answers_are_read() -> None:
+def test_typed_and_high_rank_answers_are_read():
     response = reply(output={"contents": {"fp32_contents": [1.5, 2]}})
     response.outputs.add(name="words", datatype="BYTES", shape=[1] * 32, contents={"bytes_contents": [b"a"]})
     result = decode(response, CallInfo(server="board:1"))
@@ -113,7 +108,7 @@ def test_typed_and_high_rank_answers_are_read() -> None:
     assert outputs["words"].shape == (1,) * 32
 
 
-def test_only_the_last_answer_in_a_stream_completes_a_request() -> None:
+def test_only_the_last_answer_in_a_stream_completes_a_request():
     """Servers of other makers may answer a request several times, and mark the last answer."""
     pending, message = PendingRequests(), pb.ModelStreamInferResponse()
     pending.encode(InferRequest("m", x()))
@@ -124,7 +119,7 @@ def test_only_the_last_answer_in_a_stream_completes_a_request() -> None:
         pending.decode(message, "board:1")
 
 
-def test_malformed_answer_is_not_requested_again(make: Any) -> None:
+def test_malformed_answer_is_not_requested_again(make):
     with peer(lambda request, context: reply()) as one, make(one.url) as client:
         for call in (lambda: client.infer("m", x()), lambda: next(client.infer_stream([InferRequest("m", x())]))):
             with pytest.raises(ServerError, match=f"at {one.url}: got 0 elements"):
@@ -132,10 +127,10 @@ def test_malformed_answer_is_not_requested_again(make: Any) -> None:
         assert len(one.requests) == 2
 
 
-def test_broken_stream_ends_with_an_error(make: Any) -> None:
+def test_broken_stream_ends_with_an_error(make):
     received = threading.Event()
 
-    def breaking(request: pb.ModelInferRequest, context: grpc.ServicerContext) -> pb.ModelInferResponse:
+    def breaking(request, context):
         if request.id == "0":
             return doubled(request, context)
         received.wait(10)  # grpc.aio drops answers that it has not read when the status comes
@@ -150,7 +145,7 @@ def test_broken_stream_ends_with_an_error(make: Any) -> None:
         assert (caught.value.attempts, caught.value.server) == (1, one.url)
 
 
-def test_close_ends_calls_in_progress_and_refuses_new_ones(make: Any) -> None:
+def test_close_ends_calls_in_progress_and_refuses_new_ones(make):
     with peer() as one, ThreadPoolExecutor(1) as pool, make(one.url) as client:
         one.behave = one.wait
         call = pool.submit(client.infer, "m", x())
@@ -165,7 +160,7 @@ def test_close_ends_calls_in_progress_and_refuses_new_ones(make: Any) -> None:
                 another()
 
 
-def test_answer_has_outputs_names_and_times(client: Client, url: str) -> None:
+def test_answer_has_outputs_names_and_times(client, url):
     result = client.infer(ORACLE, {"expression": text(["1 + 2", "-5"])}, request_id="mine", priority=1, timings=True)
     assert result.outputs["value"].tolist() == [[3], [-5]]
     assert (result.model, result.model_version, result.request_id) == (ORACLE, "1", "mine")
@@ -177,12 +172,12 @@ def test_answer_has_outputs_names_and_times(client: Client, url: str) -> None:
     assert client.infer(VERSIONED, tokens, version="1", outputs=["value"], tier="full").model_version == "1"
     for wrong in ({"outputs": ["zz"]}, {"tier": "zz"}, {"policy": "zz"}, {"version": "2"}, {"priority": 11}):
         with pytest.raises(ServerError):
-            client.infer(VERSIONED, tokens, **wrong)  # type: ignore[arg-type]
+            client.infer(VERSIONED, tokens, **wrong)
     with pytest.raises(TypeError, match="teir"):
-        client.infer(ORACLE, tokens, teir="full")  # type: ignore[call-arg]
+        client.infer(ORACLE, tokens, teir="full")
 
 
-def test_metadata_index_and_readiness(client: Client) -> None:
+def test_metadata_index_and_readiness(client):
     inputs, outputs = client.metadata(ORACLE)
     assert {spec.name: spec.datatype for spec in inputs} == {"expression": "BYTES", "x": "FP32"}
     assert outputs == (TensorSpec("value", "FP32", (-1, 1)),)
@@ -195,16 +190,16 @@ def test_metadata_index_and_readiness(client: Client) -> None:
     assert not client.ready("zz")
 
 
-def test_telemetry_once_and_repeatedly(client: Client) -> None:
+def test_telemetry_once_and_repeatedly(client):
     assert client.telemetry().time_ms > 0
-    with closing(client.watch(100)) as readings:  # type: ignore[type-var]
+    with closing(client.watch(100)) as readings:
         times = [reading.time_ms for reading in islice(readings, 3)]
     assert times[2] - times[0] >= 150
     with pytest.raises(ServerError, match="at least 100"):
         next(client.watch(1))
 
 
-def test_load_and_unload() -> None:
+def test_load_and_unload():
     with running_server([ORACLE_BUNDLE], arguments=["--model-control=explicit"]) as ready:
         for make in CLIENTS.values():
             with make(f"127.0.0.1:{ready.grpc_port}") as client:
@@ -214,7 +209,7 @@ def test_load_and_unload() -> None:
                 assert not client.ready(ORACLE)
 
 
-def test_stream_answers_in_order_with_errors_in_their_place(client: Client, url: str) -> None:
+def test_stream_answers_in_order_with_errors_in_their_place(client, url):
     requests = [numbered(0), numbered(1, timings=True), numbered(2, expression="1 +"), numbered(3, "zz"), numbered(4)]
     answers = list(client.infer_stream(requests, server=url))
     assert [each.request_id for each in answers] == ["0", "1", "2", "3", "4"]
@@ -236,8 +231,8 @@ def test_stream_answers_in_order_with_errors_in_their_place(client: Client, url:
     assert isinstance(second, InferResult)
 
 
-def test_error_in_the_requests_is_raised_after_the_answers(client: Client, url: str) -> None:
-    def requests() -> Iterator[InferRequest]:
+def test_error_in_the_requests_is_raised_after_the_answers(client, url):
+    def requests():
         yield numbered(7)
         raise LookupError("the disk is full")
 
@@ -246,29 +241,29 @@ def test_error_in_the_requests_is_raised_after_the_answers(client: Client, url: 
     with pytest.raises(LookupError, match="the disk is full"):
         next(answers)
     with pytest.raises(UsageError, match="expected a NumPy array"):
-        next(client.infer_stream([InferRequest(model=ORACLE, inputs={"x": [1]})]))  # type: ignore[dict-item]
+        next(client.infer_stream([InferRequest(model=ORACLE, inputs={"x": [1]})]))
     with pytest.raises(UsageError, match=r"server of a request in a stream: got '.*', expected none. Give server="):
         next(client.infer_stream([numbered(1, server=url)]))
 
 
-def test_leaving_a_stream_cancels_it(client: Client, server: Ready) -> None:
-    with closing(client.infer_stream(numbered(number) for number in range(10_000))) as answers:  # type: ignore[type-var]
+def test_leaving_a_stream_cancels_it(client, server):
+    with closing(client.infer_stream(numbered(number) for number in range(10_000))) as answers:
         assert next(answers).request_id == "0"
     assert wait_until(lambda: is_at_rest(server))
 
 
-async def test_requests_of_a_stream_may_be_asynchronous(url: str) -> None:
-    async def requests() -> AsyncIterator[InferRequest]:
+async def test_requests_of_a_stream_may_be_asynchronous(url):
+    async def requests():
         for request in (numbered(1), numbered(2, "zz")):
             await asyncio.sleep(0)
             yield request
 
-    async with AsyncClient(url) as client, aclosing(client.infer_stream(requests())) as answers:  # type: ignore[type-var]
+    async with AsyncClient(url) as client, aclosing(client.infer_stream(requests())) as answers:
         assert [type(each) async for each in answers] == [InferResult, InferFailure]
 
 
 @pytest.mark.parametrize("pausing", [False, True])
-async def test_cancelled_call_is_cancelled_at_the_server_and_not_repeated(pausing: bool) -> None:
+async def test_cancelled_call_is_cancelled_at_the_server_and_not_repeated(pausing):
     with peer(refusing(grpc.StatusCode.RESOURCE_EXHAUSTED, after_ms=5000)) as one:
         if not pausing:
             one.behave = one.wait
@@ -285,14 +280,14 @@ async def test_cancelled_call_is_cancelled_at_the_server_and_not_repeated(pausin
 
 
 @pytest.mark.parametrize("client", [Client, AsyncClient])
-def test_methods_have_the_name_signature_and_docstring_of_their_rpc(client: type) -> None:
+def test_methods_have_the_name_signature_and_docstring_of_their_rpc(client):
     for rpc in (rpcs.infer, rpcs.metadata, rpcs.telemetry):
         method = getattr(client, rpc.__name__)
         names = list(inspect.signature(method).parameters)
         assert (names, method.__doc__) == (["self", *inspect.signature(rpc).parameters], rpc.__doc__)
 
 
-def test_client_refuses_calls_after_a_fork(url: str) -> None:
+def test_client_refuses_calls_after_a_fork(url):
     code = """
 import os, sys
 from edge.client import Client

@@ -1,14 +1,9 @@
 """Clients and commands over mutual TLS with a token, and the advice for those that fail to connect."""
 
-from __future__ import annotations
-
 import json
 import socket
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -17,34 +12,33 @@ from edge.client import ONCE, AsyncClient, Client, Credentials, text
 from edge.client.connection import channel_credentials
 from edge.client.failures import FailedCall
 from edge.errors import ServerError, UsageError
-from edge.server import Ready
 from tests.support.clients import CLIENTS
 from tests.support.commands import answer, fewheads, refusal
 from tests.support.models import ORACLE, ORACLE_BUNDLE
 from tests.support.scripted_servers import closed_port
-from tests.support.secured_servers import HOST, Authority, Secured, secured_server
+from tests.support.secured_servers import HOST, Authority, secured_server
 
 INPUTS = {"expression": text(["3 - -4 + 2"])}
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+def secured(tmp_path_factory):
     with secured_server(tmp_path_factory.mktemp("secured"), all=["infer", "metrics"], infer=["infer"]) as secured:
         yield secured
 
 
-def credentials_of(secured: Secured) -> Credentials:
+def credentials_of(secured):
     return Credentials(tls=channel_credentials(secured.authority.file, *secured.client), token=secured.tokens["all"])
 
 
-def options_of(secured: Secured, token: str = "all") -> list[str]:
+def options_of(secured, token="all"):
     certificate, key = secured.client
     options = [f"--tls-ca={secured.authority.file}", f"--tls-certificate={certificate}", f"--tls-key={key}"]
     return [*options, f"--token-file={secured.log.parent / token}"]
 
 
 @pytest.mark.parametrize("make", CLIENTS.values(), ids=CLIENTS)
-def test_credentials_admit_clients_and_serve_retries(secured: Secured, make: Any) -> None:
+def test_credentials_admit_clients_and_serve_retries(secured, make):
     credentials = credentials_of(secured)
     assert repr(credentials) == "Credentials()"
     with closed_port() as down, make([down, secured.url], credentials=credentials) as client:
@@ -52,7 +46,7 @@ def test_credentials_admit_clients_and_serve_retries(secured: Secured, make: Any
         assert next(client.watch(server=secured.url)).models[0].name == ORACLE
 
 
-def test_commands_send_credentials(secured: Secured) -> None:
+def test_commands_send_credentials(secured):
     url = ("--url", secured.url)
     shown = json.loads(answer(fewheads("infer", ORACLE, "3 - -4 + 2", *url, *options_of(secured), "--json")))
     assert (shown["outputs"], shown["server"]) == ({"value": [[9]]}, secured.url)
@@ -68,7 +62,7 @@ def test_commands_send_credentials(secured: Secured) -> None:
     assert "PERMISSION_DENIED" in refusal(fewheads("top", *restricted), 7)
 
 
-def test_commands_explain_missing_credentials(secured: Secured, tmp_path: Path) -> None:
+def test_commands_explain_missing_credentials(secured, tmp_path):
     infer = ("infer", ORACLE, "1", "--url", secured.url)
     without = refusal(fewheads(*infer, *options_of(secured)[:3]), 7)
     assert "UNAUTHENTICATED" in without
@@ -79,22 +73,22 @@ def test_commands_explain_missing_credentials(secured: Secured, tmp_path: Path) 
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+def authority(tmp_path_factory):
     return Authority(tmp_path_factory.mktemp("wrong"))
 
 
-def failure(url: str, credentials: Credentials | None = None) -> str:
+def failure(url, credentials=None):
     with Client(url, retries=ONCE, credentials=credentials) as client, pytest.raises(ServerError) as caught:
         client.index()
     assert (caught.value.code, caught.value.exit_code) == ("UNAVAILABLE", 6)
     return str(caught.value)
 
 
-def trusting(authority: Authority) -> Credentials:
+def trusting(authority):
     return Credentials(tls=channel_credentials(authority.file))
 
 
-def test_tls_on_one_side_alone(secured: Secured, url: str, authority: Authority) -> None:
+def test_tls_on_one_side_alone(secured, url, authority):
     plain_client = failure(secured.url)
     assert "(Socket closed)" in plain_client
     assert "If it uses TLS, connect with --tls, or with --tls-ca" in plain_client
@@ -103,14 +97,14 @@ def test_tls_on_one_side_alone(secured: Secured, url: str, authority: Authority)
     assert "give --tls-certificate and --tls-key" in failure(secured.url, without)
 
 
-def test_invalid_certificate_of_a_server(authority: Authority) -> None:
+def test_invalid_certificate_of_a_server(authority):
     now, day = datetime.now(timezone.utc), timedelta(1)
     for issued, message in (
         ({"hosts": ["board.example"]}, "The server's certificate is for another name."),
         ({"not_before": now - 20 * day, "not_after": now - 10 * day}, "has expired. Renew it."),
         ({"not_before": now + 10 * day, "not_after": now + 20 * day}, "is not valid yet. Compare the clocks of both"),
     ):
-        certificate, key = authority.issue("wrong", **issued)  # type: ignore[arg-type]
+        certificate, key = authority.issue("wrong", **issued)
         server = grpc.server(ThreadPoolExecutor(1))  # without services, which is enough for a handshake
         credentials = grpc.ssl_server_credentials([(key.read_bytes(), certificate.read_bytes())])
         url = f"{HOST}:{server.add_secure_port(f'{HOST}:0', credentials)}"
@@ -121,7 +115,7 @@ def test_invalid_certificate_of_a_server(authority: Authority) -> None:
         server.stop(None).wait()
 
 
-def test_addresses_of_no_grpc_server(server: Ready, secured: Secured) -> None:
+def test_addresses_of_no_grpc_server(server, secured):
     http_ports = ((server.metrics_port, None), (server.http_port, None))
     for port, credentials in (*http_ports, (secured.ready.metrics_port, credentials_of(secured))):
         assert "an HTTP port; gRPC is on --grpc-port, 8001 by default." in failure(f"{HOST}:{port}", credentials)
@@ -137,7 +131,7 @@ def test_addresses_of_no_grpc_server(server: Ready, secured: Secured) -> None:
     assert line.endswith("Give 127.0.0.1:8001. TLS is an option of its own: --tls.")
 
 
-def test_error_of_a_failed_call() -> None:
+def test_error_of_a_failed_call():
     for code, details, tls, message in (
         ("UNAVAILABLE", "Connection reset by peer", True, "got UNAVAILABLE (Connection reset by peer), expected"),
         ("UNAVAILABLE", "Connection reset by peer", True, "The server ended the connection during or after the TLS"),

@@ -1,23 +1,17 @@
 """OpenAI's completions over HTTP: events, refusals, deadlines, clients that leave, and its stock client."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.bundle import write_bundle
 from edge.launch import running_server
-from edge.server import Ready
 from tests.support import text_model
-from tests.support.http_requests import Heard, ask
+from tests.support.http_requests import ask
 from tests.support.letters_model import FAILING, MAX_BATCH_SIZE, MOST, NAME, PROMPT, TEXT, completion, continued
 from tests.support.metrics import gauge, is_at_rest, page_of, wait_until
 from tests.support.models import ORACLE
@@ -26,17 +20,17 @@ from tests.support.secured_servers import tokens_file
 COMPLETIONS = "/v1/completions"
 
 
-def address(ready: Ready) -> str:
+def address(ready):
     return f"127.0.0.1:{ready.http_port}"
 
 
-def error_of(heard: Heard) -> dict[str, Any]:
+def error_of(heard):
     error = heard.json["error"]
     assert error.keys() == {"message", "type", "param", "code"}
     return dict(error)
 
 
-def test_format_of_events(writer: Ready) -> None:
+def test_format_of_events(writer):
     options = {"include_usage": True}
     heard = ask(address(writer), COMPLETIONS, completion(max_tokens=3, stream=True, stream_options=options))
     assert (heard.status, heard.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
@@ -58,7 +52,7 @@ def test_format_of_events(writer: Ready) -> None:
     assert b"usage" not in heard.body
 
 
-REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
+REFUSED = [
     ({"prompt": 1}, "prompt", "got a whole number, expected a string, ids of tokens, or a list of such prompts. Send"),
     ({"prompt": [1, "a"]}, "prompt", "got a string"),
     ({"prompt": ["a", 1]}, "prompt", "got a whole number"),
@@ -110,7 +104,7 @@ REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
 ]
 
 
-def test_refused_fields(writer: Ready) -> None:
+def test_refused_fields(writer):
     for fields, param, message in REFUSED:
         heard = ask(address(writer), COMPLETIONS, completion(**fields))
         error = error_of(heard)
@@ -118,7 +112,7 @@ def test_refused_fields(writer: Ready) -> None:
         assert message in error["message"], fields
 
 
-def test_other_errors_have_the_same_form(writer: Ready) -> None:
+def test_other_errors_have_the_same_form(writer):
     for path, body, status, code in (
         (COMPLETIONS, b"{", 400, "invalid_request"),
         (COMPLETIONS, completion(model=ORACLE), 404, "model_not_found"),
@@ -136,7 +130,7 @@ def test_other_errors_have_the_same_form(writer: Ready) -> None:
     assert wait_until(lambda: is_at_rest(writer))
 
 
-def test_tokens_rates_and_readiness(letters_bundle: Bundle, tmp_path: Path) -> None:
+def test_tokens_rates_and_readiness(letters_bundle, tmp_path):
     tokens = tokens_file(tmp_path / "tokens", asker=["infer"], keeper=["control"])
     files = text_model.files() | {"lean.onnx": text_model.model("full")}  # it fails its golden check
     broken = write_bundle(tmp_path / "broken", text_model.manifest(), files)
@@ -155,7 +149,7 @@ def test_tokens_rates_and_readiness(letters_bundle: Bundle, tmp_path: Path) -> N
         assert 1 < int(heard.headers["retry-after"]) <= 100
 
 
-def test_deadline_ends_texts(slow_writer: Ready) -> None:
+def test_deadline_ends_texts(slow_writer):
     endless = completion(max_tokens=MOST)
     with ThreadPoolExecutor(1) as pool:
         whole = pool.submit(ask, address(slow_writer), COMPLETIONS, endless, timeout=20)
@@ -167,7 +161,7 @@ def test_deadline_ends_texts(slow_writer: Ready) -> None:
     assert (whole.result().status, error_of(whole.result())["code"]) == (504, "deadline_exceeded")
 
 
-def test_disconnecting_makes_room(slow_writer: Ready) -> None:
+def test_disconnecting_makes_room(slow_writer):
     body = json.dumps(completion(max_tokens=MOST, stream=True)).encode()
     with ExitStack() as stack:
         streams = []
@@ -186,18 +180,18 @@ def test_disconnecting_makes_room(slow_writer: Ready) -> None:
     assert re.search(r'fewheads_dropped_requests_total{[^}]*place="running",reason="Cancelled"', page_of(slow_writer))
 
 
-def stock(ready: Ready) -> Any:
+def stock(ready):
     openai = pytest.importorskip("openai", reason="it asks with OpenAI's client")
     return openai.OpenAI(base_url=f"http://127.0.0.1:{ready.http_port}/v1", api_key="none", max_retries=0, timeout=20)
 
 
 @pytest.fixture
-def client(writer: Ready) -> Iterator[Any]:
+def client(writer):
     with stock(writer) as client:
         yield client
 
 
-def test_stock_client_gets_texts(client: Any) -> None:
+def test_stock_client_gets_texts(client):
     answer = client.completions.create(**completion(max_tokens=6, user="somebody", n=1, echo=False))
     (choice,) = answer.choices
     assert (choice.text, choice.index, choice.finish_reason, choice.logprobs) == (TEXT, 0, "length", None)
@@ -214,8 +208,8 @@ def test_stock_client_gets_texts(client: Any) -> None:
     assert client.completions.create(**completion(stop=TEXT[1])).choices[0].text == TEXT[0]
 
 
-def test_completions_are_counted_as_texts(writer: Ready, client: Any) -> None:
-    def counted() -> list[float]:
+def test_completions_are_counted_as_texts(writer, client):
+    def counted():
         found = [re.findall(rf"^fewheads_{name}[{{].* (\S+)$", page_of(writer), re.MULTILINE) for name in names]
         return [sum(map(float, values)) for values in found]
 
@@ -227,8 +221,8 @@ def test_completions_are_counted_as_texts(writer: Ready, client: Any) -> None:
     assert seconds > 0
 
 
-def test_defaults_are_those_of_openai(client: Any) -> None:
-    def text(**fields: Any) -> str:
+def test_defaults_are_those_of_openai(client):
+    def text(**fields):
         return str(client.completions.create(model=NAME, prompt=PROMPT, **fields).choices[0].text)
 
     assert text(temperature=0) == text(top_p=1e-6) == text(extra_body={"top_k": 1}) == continued(PROMPT, 16)
@@ -237,8 +231,8 @@ def test_defaults_are_those_of_openai(client: Any) -> None:
     assert not continued(PROMPT, 16).startswith(drawn)
 
 
-def test_several_choices_for_a_prompt(client: Any) -> None:
-    def texts(**fields: Any) -> list[str]:
+def test_several_choices_for_a_prompt(client):
+    def texts(**fields):
         answer = client.completions.create(**completion(temperature=1, max_tokens=5, prompt=[PROMPT, "de"], **fields))
         assert [choice.index for choice in answer.choices] == list(range(len(answer.choices)))
         assert answer.usage.prompt_tokens == 5  # those of a prompt once
@@ -249,7 +243,7 @@ def test_several_choices_for_a_prompt(client: Any) -> None:
     assert [drawn[place::3] for place in range(3)] == [texts(seed=5 + choice) for choice in range(3)]
 
 
-def test_prompts_as_ids_of_tokens(client: Any) -> None:
+def test_prompts_as_ids_of_tokens(client):
     ids = {"abc": [1, 2, 3], "de": [4, 5]}
     for prompt, texts in ((ids["abc"], ["abc"]), ([ids["de"]], ["de"]), ([ids["de"], "abc"], ["de", "abc"])):
         answer = client.completions.create(**completion(prompt=prompt, max_tokens=9))
@@ -257,7 +251,7 @@ def test_prompts_as_ids_of_tokens(client: Any) -> None:
         assert answer.usage.prompt_tokens == sum(map(len, texts))
 
 
-def test_stock_client_streams(client: Any) -> None:
+def test_stock_client_streams(client):
     prompts = [PROMPT, "de"]
     options = {"include_usage": True}
     texts, reasons = ["", ""], []
@@ -272,7 +266,7 @@ def test_stock_client_streams(client: Any) -> None:
     assert (chunk.usage.prompt_tokens, chunk.usage.completion_tokens) == (5, 18)
 
 
-def test_stock_client_lists_models(client: Any) -> None:
+def test_stock_client_lists_models(client):
     assert [model.id for model in client.models.list()] == [NAME]
     model = client.models.retrieve(NAME)
     assert (model.id, model.object, model.owned_by, model.created > 1e9) == (NAME, "model", "fewheads", True)

@@ -1,16 +1,11 @@
 """Models are loaded, reloaded and unloaded without losing a request, and a failed load leaves the earlier model."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import grpc
 import numpy as np
@@ -29,19 +24,17 @@ from edge.repository.entry import Entry
 from edge.repository.loader import Loader
 from edge.repository.repository import Directory, Repository
 from edge.scheduling.scheduler import Scheduler
-from edge.server import Ready
 from tests.support.metrics import wait_until
 from tests.support.models import DATA, write_oracle_bundle
 from tests.support.sample_requests import column, triton_input
-from tests.support.server_models import busy, write_busy_bundle
-from tests.support.traffic import Traffic, traffic
+from tests.support.traffic import traffic
 
 NAME = "changing"
 READY, UNAVAILABLE = "READY", "UNAVAILABLE"
 
 
 @contextmanager
-def served(repository: Path, *arguments: str) -> Iterator[tuple[Ready, triton.InferenceServerClient]]:
+def served(repository, *arguments):
     cache = repository.parent / "cache"
     with (
         serving(repository, cache=cache, arguments=arguments) as ready,
@@ -50,28 +43,28 @@ def served(repository: Path, *arguments: str) -> Iterator[tuple[Ready, triton.In
         yield ready, client
 
 
-def explicit(repository: Path, *arguments: str) -> Any:
+def explicit(repository, *arguments):
     return served(repository, "--model-control=explicit", *arguments)
 
 
-def states(client: triton.InferenceServerClient) -> dict[tuple[str, str], tuple[str, str]]:
+def states(client):
     return {(m.name, m.version): (m.state, m.reason) for m in client.get_model_repository_index().models}
 
 
-def ask(client: triton.InferenceServerClient, name: str = NAME) -> str:
+def ask(client, name=NAME):
     """Send a request, check the result, and return the version that computed it."""
     result = client.infer(name, [triton_input("expression", column("3 - -4 + 2"))])
     assert result.as_numpy("value")[0, 0] == 9
     return str(result.get_response().model_version)
 
 
-def is_healthy(ready: Ready, name: str = NAME) -> bool:
+def is_healthy(ready, name=NAME):
     with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
         status = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=name)).status
     return bool(status == health_pb2.HealthCheckResponse.SERVING)
 
 
-def damage(bundle: Path) -> None:
+def damage(bundle):
     """Change a byte of the model, as a bad copy does."""
     data = bytearray((bundle / "model.onnx").read_bytes())
     data[-1] ^= 1
@@ -83,28 +76,28 @@ ALLOWED_GROWTH_BYTES = 6 * 2**20
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
+def repository(tmp_path):
     return tmp_path / "repository"
 
 
 class Shared:
     """One server for many tests, each of which uses the names and directories of its own models."""
 
-    def __init__(self, repository: Path, ready: Ready, client: triton.InferenceServerClient) -> None:
+    def __init__(self, repository, ready, client):
         self.repository, self.ready, self.client = repository, ready, client
         self.stub = inference_pb2_grpc.GRPCInferenceServiceStub(client._channel)
 
-    def states(self, name: str) -> dict[str, tuple[str, str]]:
+    def states(self, name):
         return {version: state for (model, version), state in states(self.client).items() if model == name}
 
-    def rejection(self, call: Any, *arguments: Any, **options: Any) -> tuple[str, str]:
+    def rejection(self, call, *arguments, **options):
         with pytest.raises(InferenceServerException) as caught:
             call(*arguments, **options)
         return str(caught.value.status()).removeprefix("StatusCode."), str(caught.value.message())
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+def shared(tmp_path_factory):
     repository = tmp_path_factory.mktemp("shared") / "repository"
     repository.mkdir()
     with explicit(repository, "--allow-shared-memory", "--allow-log-settings") as (ready, client):
@@ -113,7 +106,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
         yield Shared(repository, ready, client)
 
 
-def test_models_are_loaded_and_unloaded(shared: Shared) -> None:
+def test_models_are_loaded_and_unloaded(shared):
     client = shared.client
     write_oracle_bundle(shared.repository / "a", NAME, 1)
     assert client.is_server_ready()
@@ -136,7 +129,7 @@ def test_models_are_loaded_and_unloaded(shared: Shared) -> None:
         assert client.get_inference_statistics(NAME).model_stats[0].inference_stats.success.count == 2 * answered
 
 
-def test_one_bad_version_keeps_all_earlier_ones(shared: Shared) -> None:
+def test_one_bad_version_keeps_all_earlier_ones(shared):
     for version in (1, 2):
         write_oracle_bundle(shared.repository / f"v{version}", "versions", version)
     shared.client.load_model("versions")
@@ -151,26 +144,7 @@ def test_one_bad_version_keeps_all_earlier_ones(shared: Shared) -> None:
     assert ask(shared.client, "versions") == "3"
 
 
-def test_unload_waits_for_running_requests(shared: Shared) -> None:
-    write_busy_bundle(shared.repository)
-    shared.client.load_model("busy")
-    with ThreadPoolExecutor(1) as pool:
-        running = [shared.stub.ModelInfer.future(busy(300)) for _ in range(3)]
-        statistics = shared.client.get_inference_statistics
-        assert wait_until(lambda: statistics("busy").model_stats[0].execution_count > 0)
-        unloading = pool.submit(shared.client.unload_model, "busy")
-        assert wait_until(lambda: shared.states("busy")["1"][0] == "UNLOADING")
-        with pytest.raises(grpc.RpcError) as caught:
-            shared.stub.ModelInfer(busy(1))
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert not is_healthy(shared.ready, "busy")
-        unloading.result()
-        assert wait_until(lambda: all(future.done() for future in running), 2)  # responses may be on the way
-        assert [future.result().raw_output_contents[0] for future in running] == [np.int64(300).tobytes()] * 3
-        assert shared.states("busy") == {"1": (UNAVAILABLE, "unloaded")}
-
-
-def test_unreadable_bundle_is_loaded_by_the_name_of_its_directory(shared: Shared) -> None:
+def test_unreadable_bundle_is_loaded_by_the_name_of_its_directory(shared):
     (shared.repository / "unread").mkdir()
     assert shared.rejection(shared.client.load_model, "unread")[0] == "FAILED_PRECONDITION"
     assert shared.states("unread")[""][0] == UNAVAILABLE
@@ -181,11 +155,11 @@ def test_unreadable_bundle_is_loaded_by_the_name_of_its_directory(shared: Shared
     assert ask(shared.client, "actual") == "1"
 
 
-def test_concurrent_loads_and_unloads_wait_for_each_other(shared: Shared) -> None:
+def test_concurrent_loads_and_unloads_wait_for_each_other(shared):
     for name in ("one", "two"):
         write_oracle_bundle(shared.repository / name, name, 1)
 
-    def work(number: int) -> None:
+    def work(number):
         name = ("one", "two")[number % 2]
         with triton.InferenceServerClient(f"127.0.0.1:{shared.ready.grpc_port}") as client:
             for step in range(6):
@@ -198,7 +172,7 @@ def test_concurrent_loads_and_unloads_wait_for_each_other(shared: Shared) -> Non
         assert ask(shared.client, name) == "1"
 
 
-def test_load_goes_on_when_the_client_disconnects(shared: Shared) -> None:
+def test_load_goes_on_when_the_client_disconnects(shared):
     write_oracle_bundle(shared.repository / "left", "left", 1)
     call = shared.stub.RepositoryModelLoad.future(pb.RepositoryModelLoadRequest(model_name="left"))
     assert wait_until(lambda: shared.states("left")["1"][1] != "not loaded")
@@ -206,7 +180,7 @@ def test_load_goes_on_when_the_client_disconnects(shared: Shared) -> None:
     assert wait_until(lambda: shared.client.is_model_ready("left"))
 
 
-def test_named_models_are_loaded_at_the_start(repository: Path) -> None:
+def test_named_models_are_loaded_at_the_start(repository):
     for name in ("one", "two", "three"):
         write_oracle_bundle(repository / name, name, 1)
     with explicit(repository, "--load-model=one", "--load-model=three") as (ready, _):
@@ -215,7 +189,7 @@ def test_named_models_are_loaded_at_the_start(repository: Path) -> None:
         explicit(repository, "--load-model=zz").__enter__()
 
 
-def test_poll_follows_the_repository(repository: Path, tmp_path: Path) -> None:
+def test_poll_follows_the_repository(repository, tmp_path):
     write_oracle_bundle(repository / "a", NAME, 1)
     with served(repository, "--model-control=poll", "--poll-seconds=0.1") as (ready, client):
         assert ask(client) == "1"
@@ -242,7 +216,7 @@ def test_poll_follows_the_repository(repository: Path, tmp_path: Path) -> None:
             client.load_model(NAME)
 
 
-def test_model_that_was_replaced_while_it_was_read_is_an_error(repository: Path) -> None:
+def test_model_that_was_replaced_while_it_was_read_is_an_error(repository):
     bundle = write_oracle_bundle(repository / "a", NAME, 1).path
     assert str(Directory(repository).read(bundle, "other")) == (
         f"bundle {bundle}: got the model {NAME!r}, expected the model 'other'."
@@ -250,9 +224,7 @@ def test_model_that_was_replaced_while_it_was_read_is_an_error(repository: Path)
     )
 
 
-async def test_model_is_closed_after_its_last_user_on_the_thread_that_owns_it(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_model_is_closed_after_its_last_user_on_the_thread_that_owns_it(repository, tmp_path, monkeypatch):
     write_oracle_bundle(repository / "a", NAME, 1)
     device = Scheduler(8)
     models = Repository(repository, Loader(device, "onnxruntime", tmp_path / "cache"))
@@ -261,7 +233,7 @@ async def test_model_is_closed_after_its_last_user_on_the_thread_that_owns_it(
     entry, model = models.ready(NAME, "")
     close, closed = model.runner.close, []
 
-    def record_thread_and_close() -> None:
+    def record_thread_and_close():
         closed.append(threading.current_thread().name)
         close()
 
@@ -293,11 +265,11 @@ TRANSITIONS = {
 }
 
 
-def test_entry_changes_its_state_by_its_transitions_only(repository: Path, tmp_path: Path) -> None:
+def test_entry_changes_its_state_by_its_transitions_only(repository, tmp_path):
     bundle = write_oracle_bundle(repository / "a", NAME, 1)
     device = Scheduler(1, device_bound=False)
     model = Loader(device, "onnxruntime", tmp_path / "cache").load_model(bundle)
-    arguments: dict[str, Any] = {
+    arguments = {
         "loading": bundle.path,
         "loaded": model,
         "failed": BundleError("bundle", given="1", expected="2", fix="3."),
@@ -323,12 +295,12 @@ def test_entry_changes_its_state_by_its_transitions_only(repository: Path, tmp_p
 
 
 @pytest.mark.parametrize("cycles", [30, pytest.param(200, marks=pytest.mark.slow)])
-def test_loading_and_unloading_leaks_nothing(repository: Path, cycles: int) -> None:
+def test_loading_and_unloading_leaks_nothing(repository, cycles):
     write_oracle_bundle(repository / "a", NAME, 1)
     with explicit(repository) as (ready, client):
         process = psutil.Process(ready.process_id)
 
-        def load_and_unload() -> None:
+        def load_and_unload():
             client.load_model(NAME)
             ask(client)
             client.unload_model(NAME)
@@ -348,11 +320,11 @@ def test_loading_and_unloading_leaks_nothing(repository: Path, cycles: int) -> N
         assert process.num_threads() < threads + 10  # the pool of asyncio may still be growing
 
 
-def truncate(path: Path) -> None:
+def truncate(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def wrong_golden(bundle: Path) -> None:
+def wrong_golden(bundle):
     shutil.rmtree(bundle)
     shutil.copytree(DATA / "broken_bundles" / "golden-wrong", bundle)
     text = (bundle / "manifest.json").read_text()
@@ -360,7 +332,7 @@ def wrong_golden(bundle: Path) -> None:
 
 
 #: Each corruption, and the part of the bundle that the error names.
-CORRUPTIONS: list[tuple[Callable[[Path], object], str]] = [
+CORRUPTIONS = [
     (lambda bundle: truncate(bundle / "model.onnx"), r"model\.onnx"),
     (damage, "sha256"),
     (lambda bundle: (bundle / "model.onnx").unlink(), r"model\.onnx"),
@@ -371,12 +343,12 @@ CORRUPTIONS: list[tuple[Callable[[Path], object], str]] = [
 ]
 
 
-def goes_on(sent: Traffic) -> bool:
+def goes_on(sent):
     before = len(sent.answers)
     return wait_until(lambda: len(sent.answers) > before + 4)
 
 
-def test_failed_reloads_leave_the_model_serving(repository: Path) -> None:
+def test_failed_reloads_leave_the_model_serving(repository):
     write_oracle_bundle(repository / "a", NAME, 1)
     with (
         explicit(repository, "--load-model=*") as (ready, client),
@@ -406,7 +378,7 @@ def test_failed_reloads_leave_the_model_serving(repository: Path) -> None:
     [lambda bundle: truncate(bundle / "model.onnx"), pytest.param(wrong_golden, marks=pytest.mark.slow)],
     ids=["truncated", "golden"],
 )
-def test_poll_does_not_follow_broken_bundles(repository: Path, corrupt: Callable[[Path], object]) -> None:
+def test_poll_does_not_follow_broken_bundles(repository, corrupt):
     write_oracle_bundle(repository / "a", NAME, 1)
     with (
         served(repository, "--model-control=poll", "--poll-seconds=0.1") as (ready, client),

@@ -1,22 +1,15 @@
 """The live page in a real browser: under load, with hostile names, without sensors, and after the server ends."""
 
-from __future__ import annotations
-
-import base64
 import json
-import math
 import os
-import random
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import IO, Any
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -43,16 +36,16 @@ _SECONDS = 60
 class Browser:
     """One tab; ``complaints`` are errors on the console, with exceptions and violations of the content policy."""
 
-    def __init__(self, commands: IO[bytes], answers: IO[bytes]) -> None:
+    def __init__(self, commands, answers):
         self._commands, self._answers = commands, answers
         self._number, self._session = 0, ""
-        self.complaints: list[str] = []
+        self.complaints = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
 
-    def call(self, method: str, **parameters: Any) -> Any:
+    def call(self, method, **parameters):
         self._number += 1
         session = {"sessionId": self._session} if self._session else {}
         message = {"id": self._number, "method": method, "params": parameters, **session}
@@ -65,28 +58,25 @@ class Browser:
                 return answer["result"]
             self._collect(answer)
 
-    def open(self, url: str, width: int = 1280, height: int = 800, *, dark: bool = False) -> None:
+    def open(self, url, width=1280, height=800, *, dark=False):
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Page.navigate", url=url)
         self.wait(f"location.href === {json.dumps(url)} && document.readyState === 'complete'")
 
-    def evaluate(self, expression: str) -> Any:
+    def evaluate(self, expression):
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
-    def wait(self, expression: str, seconds: float = 20) -> None:
+    def wait(self, expression, seconds=20):
         limit = time.monotonic() + seconds
         while not self.evaluate(expression):
             assert time.monotonic() < limit, f"{expression}: {self.evaluate('document.body.innerText')}"
             time.sleep(0.1)
 
-    def screenshot(self, path: Path) -> None:
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
-
-    def _read(self) -> Any:
+    def _read(self):
         message = bytearray()
         while not message.endswith(b"\0"):
             byte = self._answers.read(1)
@@ -94,7 +84,7 @@ class Browser:
             message += byte
         return json.loads(message[:-1])
 
-    def _collect(self, event: Any) -> None:
+    def _collect(self, event):
         parameters = event.get("params", {})
         if event["method"] == "Runtime.exceptionThrown":
             self.complaints.append(json.dumps(parameters["exceptionDetails"]))
@@ -103,8 +93,7 @@ class Browser:
 
 
 @contextmanager
-def browser() -> Iterator[Browser]:
-    assert CHROMIUM is not None
+def browser():
     to_read, commands = os.pipe()
     answers, to_write = os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
@@ -125,44 +114,26 @@ def browser() -> Iterator[Browser]:
             process.wait(_SECONDS)
 
 
-#: The queue chooses tiers, and is short enough to refuse some requests.
-ARGUMENTS = ("--policy=load", "--max-queue-size=16")
-_THREADS = 26
-_WAVE_SECONDS = 45.0
-
-
 @contextmanager
-def load(url: str) -> Iterator[None]:
-    """Send requests in waves to the oracle and the model with tiers during the block."""
+def load(url):
+    """Send requests to the oracle and to the model with tiers during the block."""
     done = threading.Event()
 
-    def work(number: int) -> None:
-        x = np.zeros((1, WIDTH), np.float32)
+    def work(tier):
         with Client(url, retries=ONCE) as client:
-            while not done.is_set():
-                busy = 0.5 - 0.5 * math.cos(2 * math.pi * time.monotonic() / _WAVE_SECONDS)
-                try:
-                    if number == 0:
-                        client.infer(ORACLE, {"expression": text(["1 + 2"])})
-                        done.wait(0.02)
-                    elif number > 3 + busy * _THREADS:
-                        done.wait(0.5)
-                    else:
-                        # Every fifth client requests the full tier.
-                        client.infer("tiered", {"x": x}, tier="" if number % 5 else "full")
-                        done.wait(random.random() * 0.2)
-                except ServerError:
-                    done.wait(0.2)
+            while not done.wait(0.02):
+                with suppress(ServerError):
+                    client.infer(ORACLE, {"expression": text(["1 + 2"])})
+                    client.infer("tiered", {"x": np.zeros((1, WIDTH), np.float32)}, tier=tier)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(_THREADS)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(4):
+            pool.submit(work, "")
+            pool.submit(work, "full")
+        try:
+            yield
+        finally:
+            done.set()
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
@@ -172,28 +143,27 @@ HOSTILE = "<img src=x onerror=\"document.title='taken over'\">"
 
 
 @pytest.fixture
-def tab() -> Iterator[Browser]:
+def tab():
     with browser() as opened:
         yield opened
         assert opened.complaints == []
 
 
-def cells(tab: Browser, title: str) -> list[list[str]]:
+def cells(tab, title):
     rows = f"[...document.querySelectorAll('[aria-label=\"{title}\"] tbody tr')]"
-    found: list[list[str]] = tab.evaluate(f"{rows}.map(row => [...row.cells].map(cell => cell.textContent))")
-    return found
+    return tab.evaluate(f"{rows}.map(row => [...row.cells].map(cell => cell.textContent))")
 
 
-def charts(tab: Browser) -> dict[str, str]:
-    labels: list[str] = tab.evaluate(
+def charts(tab):
+    labels = tab.evaluate(
         "[...document.querySelectorAll('figure svg[role=img]')].map(one => one.getAttribute('aria-label'))"
     )
     return dict(label.split(": ", 1) for label in labels)
 
 
-def test_page_follows_the_load_and_reports_a_missing_server(tab: Browser, tmp_path: Path) -> None:
+def test_page_follows_the_load_and_reports_a_missing_server(tab, tmp_path):
     bundles = [write_tiered_bundle(tmp_path / "tiered").path, ORACLE_BUNDLE]
-    with running_server(bundles, arguments=ARGUMENTS) as ready:
+    with running_server(bundles, arguments=["--policy=load", "--max-queue-size=16"]) as ready:
         page = f"http://127.0.0.1:{ready.metrics_port}/"
         tab.open(page)
         tab.wait(f"{STATUS} === 'live'")
@@ -220,7 +190,7 @@ def test_page_follows_the_load_and_reports_a_missing_server(tab: Browser, tmp_pa
         tab.open("about:blank")
 
 
-def test_page_requests_a_token(tab: Browser, tmp_path: Path) -> None:
+def test_page_requests_a_token(tab, tmp_path):
     tokens = tokens_file(tmp_path / "tokens", metrics=["metrics"], infer=["infer"])
     with running_server([ORACLE_BUNDLE], arguments=[f"--tokens={tmp_path / 'tokens'}"]) as ready:
         tab.open(f"http://127.0.0.1:{ready.metrics_port}/")
@@ -236,14 +206,14 @@ def test_page_requests_a_token(tab: Browser, tmp_path: Path) -> None:
         tab.open("about:blank")
 
 
-def give(tab: Browser, token: str) -> None:
+def give(tab, token):
     tab.evaluate(
         f"document.querySelector('#token').value = {token!r}, document.querySelector('#guard').requestSubmit()"
     )
 
 
 @contextmanager
-def shown(read: Callable[[], pb.Reading], tab: Browser, **options: Any) -> Iterator[None]:
+def shown(read, tab, **options):
     with http_server(Pages(lambda accept: ("", lambda: ({}, b"")), LiveReading(read))) as server:
         tab.open(f"http://127.0.0.1:{server.port}/", **options)
         tab.wait(f"{STATUS} === 'live'")
@@ -251,8 +221,8 @@ def shown(read: Callable[[], pb.Reading], tab: Browser, **options: Any) -> Itera
         tab.open("about:blank")
 
 
-def test_names_are_escaped(tab: Browser) -> None:
-    def read() -> pb.Reading:
+def test_names_are_escaped(tab):
+    def read():
         count = round(time.monotonic() * 100)
         model = pb.ModelReading(name=HOSTILE, version=HOSTILE, state=HOSTILE, success_count=count)
         model.tiers.add(tier=HOSTILE, reason=HOSTILE, count=count)
@@ -272,8 +242,8 @@ def test_names_are_escaped(tab: Browser) -> None:
         assert "taken over" not in tab.evaluate("document.title")
 
 
-def test_board_with_sensors(tab: Browser) -> None:
-    def read() -> pb.Reading:
+def test_board_with_sensors(tab):
+    def read():
         reading = pb.Reading(uptime_seconds=time.monotonic())
         for kind, name, value, unit in (
             ("temperature", "cpu-thermal", 51.5, "celsius"),
@@ -303,7 +273,7 @@ def test_board_with_sensors(tab: Browser) -> None:
 
 @pytest.mark.parametrize("width", [320, 1280])
 @pytest.mark.parametrize("dark", [False, True])
-def test_board_without_sensors_on_any_screen(tab: Browser, width: int, dark: bool) -> None:
+def test_board_without_sensors_on_any_screen(tab, width, dark):
     with shown(lambda: pb.Reading(uptime_seconds=time.monotonic()), tab, width=width, dark=dark):
         tab.wait("!document.querySelector('#note').hidden")
         note = tab.evaluate("document.querySelector('#note').textContent")

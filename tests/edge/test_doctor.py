@@ -1,12 +1,8 @@
 """Facts about a Jetson and of containers on it, from file trees, and the checks with their advice."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 import onnxruntime
@@ -32,8 +28,8 @@ JETPACKS = "Update the board to JetPack 6.2 or 7.2."
 DEFAULT = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
 
 
-def checks(root: Path, environment: Mapping[str, str] = {}, driver: str = NO_DRIVER) -> dict[str, Check]:
-    found = list(jetson_checks(read_board(root), root, environment, driver))
+def checks(root, environment=None, driver=NO_DRIVER):
+    found = list(jetson_checks(read_board(root), root, environment or {}, driver))
     named = {check.name: check for check in found}
     assert len(named) == len(found)
     assert all((check.status == "ok") == (check.advice == "") for check in found)
@@ -41,7 +37,7 @@ def checks(root: Path, environment: Mapping[str, str] = {}, driver: str = NO_DRI
 
 
 @pytest.fixture(scope="session")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
+def driver(tmp_path_factory):
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("needs a C compiler")
@@ -55,7 +51,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(library)
 
 
-def test_complete_board_is_ok(tmp_path: Path, driver: str) -> None:
+def test_complete_board_is_ok(tmp_path, driver):
     found = checks(orin_nano(tmp_path, 6), driver=driver)
     found.pop("pycuda")  # a package of this machine
     assert {name: check.found for name, check in found.items() if check.status == "ok"} == {
@@ -70,7 +66,7 @@ def test_complete_board_is_ok(tmp_path: Path, driver: str) -> None:
     assert all(check.status == "ok" for check in found.values())
 
 
-def test_other_machines_are_not_jetsons(tmp_path: Path) -> None:
+def test_other_machines_are_not_jetsons(tmp_path):
     assert list(checks(tmp_path).values()) == [Check("jetson", "ok", "no")]
     check = checks(tmp_path, image("r36.4"))["image"]
     assert (check.status, check.found) == ("failed", "made for L4T 36.4, and this machine is not a Jetson")
@@ -90,15 +86,15 @@ class Case(msgspec.Struct, frozen=True):
     environment: dict[str, str] = {}
 
 
-def release(line: str) -> dict[str, str | None]:
+def release(line):
     return {RELEASE: f"# {line}, GCID: 1\n"}
 
 
-def image(release: str) -> dict[str, str]:
+def image(release):
     return {"FEWHEADS_IMAGE_L4T": release}
 
 
-def build(jetpack: str) -> str:
+def build(jetpack):
     command = f"docker build -f jetson.Dockerfile --build-arg JETPACK={jetpack} -t fewheads:jp{jetpack} ."
     return f"Run fewheads:jp{jetpack}, or build it: {command}"
 
@@ -113,7 +109,7 @@ COMPACT = "Memory is fragmented: sync && sudo sysctl vm.drop_caches=3, or restar
 REMOVE = "Remove /usr/local/cuda-13.2/compat from the image: it is for discrete GPUs"
 HIDING = "/usr/local/cuda-13.2/compat has a CUDA driver"
 LESS = "Set NVIDIA_DRIVER_CAPABILITIES=compute,utility: some releases of NVIDIA's runtime fail on "
-COMPAT: dict[str, str | None] = {"usr/local/cuda-13.2/compat/libcuda.so.595.71.05": ""}
+COMPAT = {"usr/local/cuda-13.2/compat/libcuda.so.595.71.05": ""}
 FRAGMENTS = "Node 0, zone Normal 9 9 9 9 9 9 9 9 9 8 0\n"
 SEEN = (RELEASE,)
 CASES = [
@@ -150,7 +146,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.check}, {case.found}")
-def test_result_and_advice(tmp_path: Path, case: Case) -> None:
+def test_result_and_advice(tmp_path, case):
     root = orin_nano(tmp_path, case.jetpack)
     for name, text in case.files.items():
         (root / name).unlink(missing_ok=True)
@@ -164,12 +160,12 @@ def test_result_and_advice(tmp_path: Path, case: Case) -> None:
     assert check.advice.startswith(case.advice)
 
 
-def test_checks_that_do_not_apply_are_left_out(tmp_path: Path) -> None:
+def test_checks_that_do_not_apply_are_left_out(tmp_path):
     root = write(in_container(orin_nano(tmp_path, 7)), {"usr/local/cuda-13.2/compat_orin/libcuda.so.1": ""})
     assert not {"cuda-compat", "super firmware", "image", "gpu access"} & set(checks(root))
 
 
-def test_driver_version_reports_other_libraries_and_errors(monkeypatch: pytest.MonkeyPatch, driver: str) -> None:
+def test_driver_version_reports_other_libraries_and_errors(monkeypatch, driver):
     with pytest.raises(OSError, match=r"libc.so.6 is not a CUDA driver"):
         driver_version("libc.so.6")
     monkeypatch.setenv("DRIVER_FAILS", "1")
@@ -178,7 +174,7 @@ def test_driver_version_reports_other_libraries_and_errors(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("contained", [True, False])
-def test_device_files_without_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, contained: bool) -> None:
+def test_device_files_without_access(tmp_path, monkeypatch, contained):
     root = write(orin_nano(tmp_path, 6), {"dev/nvmap": "", "dev/nvhost-ctrl-gpu": ""})
     if contained:
         in_container(root, RELEASE)
@@ -194,7 +190,7 @@ def test_device_files_without_access(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.skipif(CUDA, reason="this ONNX Runtime has CUDA")
-def test_idle_gpu_of_a_jetson_is_a_warning() -> None:
+def test_idle_gpu_of_a_jetson_is_a_warning():
     found = {check.name: check for check in runtime_checks(on_jetson=False)}
     assert set(found) == {"runtime", *RUNTIMES}
     assert (found["runtime"].status, found["runtime"].advice) == ("ok", "")
@@ -208,14 +204,14 @@ def test_idle_gpu_of_a_jetson_is_a_warning() -> None:
 VERSIONS = {5: ("35.4.1", "5.1.2"), 6: ("36.5.2", "6.2.2"), 7: ("39.2.1", "7.2.1")}
 
 
-def board(root: Path) -> Board:
+def board(root):
     found = read_board(root)
     assert found
     return found
 
 
 @pytest.mark.parametrize("jetpack", VERSIONS)
-def test_facts_of_an_orin_nano(tmp_path: Path, jetpack: int) -> None:
+def test_facts_of_an_orin_nano(tmp_path, jetpack):
     l4t, name = VERSIONS[jetpack]
     root = orin_nano(tmp_path, jetpack)
     assert read_board(root) == Board(
@@ -235,12 +231,12 @@ def test_facts_of_an_orin_nano(tmp_path: Path, jetpack: int) -> None:
     "files",
     [{}, {"proc/device-tree/model": "Raspberry Pi 5 Model B Rev 1.0\0"}, {"etc/nvpmodel.conf": "< POWER_MODEL"}],
 )
-def test_other_machines_are_no_board(tmp_path: Path, files: dict[str, str]) -> None:
+def test_other_machines_are_no_board(tmp_path, files):
     files = {"proc/sys/kernel/osrelease": "6.8.0-60-generic\n", **files}
     assert read_board(write(tmp_path, files)) is None
 
 
-def test_releases() -> None:
+def test_releases():
     for line, release, jetpack in (
         ("# R36 (release), REVISION: 4.0, GCID: 1, BOARD: generic", Release(36, 4, 0), "6.1"),
         ("# R40 (release), REVISION: 1.0, GCID: 1, BOARD: generic", Release(40, 1, 0), None),
@@ -253,13 +249,13 @@ def test_releases() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "# R36", "R (release), REVISION: .", "latest", "36", "r36.x", "٣٦.٤", "N/A"])
-def test_other_text_is_not_a_release(tmp_path: Path, text: str) -> None:
+def test_other_text_is_not_a_release(tmp_path, text):
     assert parse_release(text) is None
     found = board(write(tmp_path, {"etc/nv_tegra_release": f"{text}\n"}))
     assert (found.l4t, found.jetpack) == (text.strip("# ") or None, None)
 
 
-def test_board_runs_images_of_its_release_or_else_of_its_kernel() -> None:
+def test_board_runs_images_of_its_release_or_else_of_its_kernel():
     for host, image, runs in (
         ("36.4.3", Release(36, 4), True),
         ("36.5.2", Release(36, 4), True),
@@ -288,7 +284,7 @@ def test_board_runs_images_of_its_release_or_else_of_its_kernel() -> None:
         (None, "< POWER_MODEL ID=0 NAME=15W >\n< PM_CONFIG DEFAULT=0 >\n", None),  # the default need not be active
     ],
 )
-def test_power_mode(tmp_path: Path, status: str | None, config: str | None, mode: str | None) -> None:
+def test_power_mode(tmp_path, status, config, mode):
     files = {"etc/nv_tegra_release": RELEASES[6], "var/lib/nvpmodel/status": status, "etc/nvpmodel.conf": config}
     assert board(write(tmp_path, {path: text for path, text in files.items() if text is not None})).power_mode == mode
 
@@ -296,7 +292,7 @@ def test_power_mode(tmp_path: Path, status: str | None, config: str | None, mode
 @pytest.mark.parametrize(
     ("limit", "firmware"), [("624750000", False), ("612000000", True), ("918000000", True), ("N/A", True)]
 )
-def test_firmware_by_the_clocks(tmp_path: Path, limit: str, firmware: bool) -> None:
+def test_firmware_by_the_clocks(tmp_path, limit, firmware):
     """A limit below that of other firmware comes from a power mode; then the names of the power modes decide."""
     root = orin_nano(tmp_path, 6)
     gpu = root / "sys/class/devfreq/17000000.gpu"
@@ -312,7 +308,7 @@ def test_firmware_by_the_clocks(tmp_path: Path, limit: str, firmware: bool) -> N
     assert board(root).super_firmware is (limit != "624750000")
 
 
-def test_broken_files_give_no_facts(tmp_path: Path) -> None:
+def test_broken_files_give_no_facts(tmp_path):
     root = orin_nano(tmp_path, 6)
     for path in ("proc/device-tree/model", "proc/device-tree/compatible", "var/lib/nvpmodel/status"):
         (root / path).write_bytes(b"\xff\xfe\0Jetson\n\x1b[31m" * 40)

@@ -1,20 +1,15 @@
 """Energy of runs from rails of known power: shares, idle power, tokens, rails that fail, and a real server."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import threading
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from edge import assembly
 from edge.instruments import energy as module
-from edge.instruments.energy import EnergyMeter, ModelTier, TierEnergy, board_rails, energy_meter
-from edge.instruments.snapshot import TierRuns
+from edge.instruments.energy import EnergyMeter, ModelTier, board_rails, energy_meter
 from edge.instruments.statistics import ModelStatistics
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from tests.support.boards import RAILS, orin_nano, write
@@ -30,37 +25,37 @@ VDD_IN_MILLIVOLTS = RAILS["VDD_IN"][0]
 class Machine:
     """A board with given power and runs, on a clock of its own."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root):
         orin_nano(root, 6)
         self.watts = 7.0  # of a run above idle
         self.now = 100.0
-        self.noise: Callable[[], float] = lambda: 0.0  # watts of everything else
+        self.noise = lambda: 0.0  # watts of everything else
         self.statistics = ModelStatistics()
         self.is_loading = self.current = False
-        self.broken: str | None = None  # the text of the current's file in place of a number
+        self.broken = None  # the text of the current's file in place of a number
         self._current = root / "sys/class/hwmon/hwmon1/curr1_input"
         self._due = self.now
         self.power(IDLE_WATTS)
         (rail,) = board_rails(root)
         self.meter = EnergyMeter([rail], self)
 
-    def power(self, watts: float) -> None:
+    def power(self, watts):
         text = self.broken if self.broken is not None else f"{round(watts * 1e6 / VDD_IN_MILLIVOLTS)}\n"
         self._current.write_text(text)
 
-    def running(self) -> bool:
+    def running(self):
         return self.current
 
-    def loading(self) -> bool:
+    def loading(self):
         return self.is_loading
 
-    def run_count(self) -> int:
+    def run_count(self):
         return self.statistics.execution_count
 
-    def runs(self) -> dict[ModelTier, TierRuns]:
+    def runs(self):
         return {ModelTier("m", "1", tier): runs for tier, runs in self.statistics.runs().items()}
 
-    def wait(self, seconds: float, *, running: bool = False) -> None:
+    def wait(self, seconds, *, running=False):
         """Advance the clock, and sample whenever the meter is due."""
         until = self.now + seconds
         while self._due <= until:
@@ -70,21 +65,21 @@ class Machine:
             self._due = self.now + self.meter.sample(self.now)
         self.now, self.current = until, False
 
-    def run(self, seconds: float, tier: str = "full", requests: int = 1, tokens: int = 0) -> None:
+    def run(self, seconds, tier="full", requests=1, tokens=0):
         self.wait(seconds, running=True)
         self.statistics.executed(requests, round(seconds * 1e9), tier=tier, requests=requests, size=tokens)
 
-    def energy(self) -> dict[ModelTier, TierEnergy]:
+    def energy(self):
         self.wait(10)  # until the pool is divided
         return self.meter.energy()
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
+def machine(tmp_path):
     return Machine(tmp_path)
 
 
-def test_idle_power_is_measured_while_nothing_runs(machine: Machine) -> None:
+def test_idle_power_is_measured_while_nothing_runs(machine):
     machine.is_loading, machine.noise = True, lambda: 6.0
     machine.wait(100)
     assert machine.meter.idle_watts is None  # a model was loading
@@ -102,9 +97,7 @@ def test_idle_power_is_measured_while_nothing_runs(machine: Machine) -> None:
     [(1, 30, (0, 0), 0.02), (3000, 0.005, (0, 0.04), 0.15), (200, 0.02, (7, 9), 0.4)],
     ids=["one", "shorter than the 50 ms between samples", "so rare that the meter samples ten times a second"],
 )
-def test_energy_is_right_on_average(
-    machine: Machine, count: int, seconds: float, pauses: tuple[float, float], rel: float
-) -> None:
+def test_energy_is_right_on_average(machine, count, seconds, pauses, rel):
     chance = random.Random(1)
     machine.wait(5)
     for _ in range(count):
@@ -114,7 +107,7 @@ def test_energy_is_right_on_average(
     assert (found.requests, found.joules) == (count, pytest.approx(count * seconds * 7, rel=rel))
 
 
-def test_tiers_share_in_proportion_to_their_time(machine: Machine) -> None:
+def test_tiers_share_in_proportion_to_their_time(machine):
     machine.wait(5)
     for _ in range(100):
         machine.run(0.06, "full", requests=4, tokens=4 * 32)
@@ -127,7 +120,7 @@ def test_tiers_share_in_proportion_to_their_time(machine: Machine) -> None:
     assert (half.requests, half.rows, half.tokens) == (200, 200, 200)
 
 
-def test_runs_before_idle_power_is_known_are_not_counted(machine: Machine) -> None:
+def test_runs_before_idle_power_is_known_are_not_counted(machine):
     machine.run(20, requests=1000)
     machine.wait(5)
     machine.run(10)
@@ -136,7 +129,7 @@ def test_runs_before_idle_power_is_known_are_not_counted(machine: Machine) -> No
 
 
 @pytest.mark.parametrize("text", ["", "N/A\n"])
-def test_unreadable_rail_is_bridged_for_up_to_a_second(machine: Machine, text: str) -> None:
+def test_unreadable_rail_is_bridged_for_up_to_a_second(machine, text):
     machine.wait(5)
     machine.run(5)
     machine.broken = text
@@ -146,7 +139,7 @@ def test_unreadable_rail_is_bridged_for_up_to_a_second(machine: Machine, text: s
     assert machine.energy()[FULL].joules == pytest.approx(70, rel=0.03)
 
 
-def test_model_added_again_and_power_below_idle_take_nothing_back(machine: Machine) -> None:
+def test_model_added_again_and_power_below_idle_take_nothing_back(machine):
     machine.wait(5)
     machine.run(10)
     first = machine.energy()[FULL]
@@ -159,8 +152,8 @@ def test_model_added_again_and_power_below_idle_take_nothing_back(machine: Machi
     assert machine.energy()[FULL].joules == again.joules
 
 
-def test_rails_of_the_board(tmp_path: Path) -> None:
-    def work() -> Machine:
+def test_rails_of_the_board(tmp_path):
+    def work():
         raise AssertionError("must not be made")
 
     assert energy_meter(work, tmp_path) is None  # a machine without rails
@@ -170,7 +163,7 @@ def test_rails_of_the_board(tmp_path: Path) -> None:
     assert [rail.name for rail in board_rails(tmp_path)] == ["VDD_CPU_CV", "VDD_CPU_GPU_CV", "VDD_SOC"]
 
 
-async def test_a_server_reports_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_reports_energy(tmp_path, monkeypatch):
     """Over gRPC, with a real model and scheduler; only the rail is a file."""
     root = orin_nano(tmp_path / "board", 6)
     monkeypatch.setattr(assembly, "energy_meter", partial(energy_meter, root=root))
@@ -180,7 +173,7 @@ async def test_a_server_reports_energy(tmp_path: Path, monkeypatch: pytest.Monke
         telemetry = telemetry_pb2_grpc.TelemetryStub(channel)
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
 
-        async def reading() -> telemetry_pb2.Reading:
+        async def reading():
             return await telemetry.Get(telemetry_pb2.GetRequest())
 
         while not (idle := await reading()).HasField("idle_power_watts"):

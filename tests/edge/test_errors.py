@@ -1,18 +1,43 @@
-"""The errors: one message shape, one exit code per kind, one status code per request error."""
+"""The errors: one message shape, one exit code and status per kind; unexpected ones leak nothing to clients."""
 
-from __future__ import annotations
-
+import asyncio
+import gc
+import inspect
 import string
-from collections.abc import Iterator
+import sys
+import weakref
+from contextlib import contextmanager
 from urllib.parse import quote
 
+import grpc
+import numpy as np
 import pytest
 
 from edge import errors
 from edge.__main__ import cli
-from edge.errors import FewheadsError, InvalidRequest, Raw, RequestError, RunnerError, Whole, printable
+from edge.connections.quota import Quota
+from edge.errors import INTERNAL, FewheadsError, InvalidRequest, Raw, RequestError, RunnerError, Whole, printable
+from edge.health.health import Health
+from edge.health.supervisor import Notifier, Supervisor
+from edge.instruments.memory import MemorySampler
+from edge.instruments.sensors import Sensors
+from edge.pb import inference_pb2 as pb
+from edge.protocol import INFERENCE, TELEMETRY
+from edge.repository.loader import Loader
+from edge.repository.repository import Repository
+from edge.rpc.servicers import InferenceServicer, TelemetryServicer
 from edge.runtimes.cuda import fatal, fatal_name, is_out_of_memory
+from edge.scheduling.scheduler import Scheduler
+from edge.serving.call import Call
+from edge.serving.inference import InferenceService
 from edge.serving.statuses import STATUSES
+from edge.settings import TRANSPORTS
+from edge.telemetry import telemetry
+from edge.telemetry.telemetry import Sources
+from tests.support.commands import python
+from tests.support.in_process import running_service, serving_here
+from tests.support.loop_model import NAME, prompt, write_halving_bundle
+from tests.support.sample_requests import REQUESTS, good, methods
 
 #: Kinds that are not listed have the exit code of their base.
 EXIT_CODES = {
@@ -30,7 +55,7 @@ EXIT_CODES = {
 }
 
 
-def subclasses(base: type[FewheadsError]) -> Iterator[type[FewheadsError]]:
+def subclasses(base):
     """Return every subclass of the device; the workstation adds its own."""
     for found in base.__subclasses__():
         if found.__module__.startswith("edge."):
@@ -41,7 +66,7 @@ def subclasses(base: type[FewheadsError]) -> Iterator[type[FewheadsError]]:
 ALL = [FewheadsError, *subclasses(FewheadsError)]
 
 
-def test_every_kind_has_its_codes_its_place_in_the_overview_and_four_parts() -> None:
+def test_every_kind_has_its_codes_its_place_in_the_overview_and_four_parts():
     explained = (cli.epilog or "").replace("\n", " ")
     for kind in ALL:
         assert kind.__module__ == "edge.errors"
@@ -57,7 +82,7 @@ def test_every_kind_has_its_codes_its_place_in_the_overview_and_four_parts() -> 
     assert len({status.grpc for status in STATUSES.values()}) == len(STATUSES)
 
 
-def test_values_are_quoted_and_cut_and_descriptions_are_not_quoted() -> None:
+def test_values_are_quoted_and_cut_and_descriptions_are_not_quoted():
     for value, text in (
         ("x", "'x'"),
         (Raw("x"), "x"),
@@ -77,7 +102,7 @@ def test_values_are_quoted_and_cut_and_descriptions_are_not_quoted() -> None:
     assert printable("a\x1b[2J\nb\u202ec\x9b\x7fé") == "a\\x1b[2J\\nb\\u202ec\\x9b\\x7fé"
 
 
-def test_every_part_is_bounded_and_safe() -> None:
+def test_every_part_is_bounded_and_safe():
     name = "\N{GRINNING FACE}" * 10**6
     error = FewheadsError(f"model {name!r}", given=name, expected="4", fix="Do this.")
     half = "\N{GRINNING FACE}" * 119
@@ -85,9 +110,9 @@ def test_every_part_is_bounded_and_safe() -> None:
     assert len(quote(str(error), safe=string.printable)) < 8 * 1024  # as grpc-message, with which metadata must fit
     for part in ("subject", "given", "expected", "fix"):
         parts = {"subject": "a", "given": "b", "expected": "c", "fix": "d", part: Raw("x" * 10**6)}
-        assert 100 < len(str(FewheadsError(parts.pop("subject"), **parts))) < 1100  # type: ignore[arg-type]
+        assert 100 < len(str(FewheadsError(parts.pop("subject"), **parts))) < 1100
         parts = {"subject": "a", "given": "b", "expected": "c", "fix": "d", part: Raw("\x1b[2J\udcff\n")}
-        text = str(FewheadsError(parts.pop("subject"), **parts))  # type: ignore[arg-type]
+        text = str(FewheadsError(parts.pop("subject"), **parts))
         assert "\\x1b[2J\\udcff\n" in text
         assert text.encode()
 
@@ -120,12 +145,12 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("text", [*LOST, *OUT_OF_MEMORY, *OTHERS])
-def test_messages_are_fatal_or_a_lack_of_memory_or_neither(text: str) -> None:
+def test_messages_are_fatal_or_a_lack_of_memory_or_neither(text):
     assert bool(fatal_name(text)) == (text in LOST)
     assert is_out_of_memory(text) == (text in OUT_OF_MEMORY)
 
 
-def test_fatal_errors_are_found_in_causes_and_not_in_quotes_or_circles() -> None:
+def test_fatal_errors_are_found_in_causes_and_not_in_quotes_or_circles():
     ours = RunnerError("m", given=Raw("RuntimeError"), expected="an answer", fix="See the log.")
     ours.__cause__ = RuntimeError(LOST[0])
     assert fatal(ours) == LOST[0]
@@ -135,3 +160,171 @@ def test_fatal_errors_are_found_in_causes_and_not_in_quotes_or_circles() -> None
     one, two = ValueError("a"), ValueError("b")
     one.__cause__, two.__cause__ = two, one
     assert fatal(one) is None
+
+
+def test_health_that_could_not_be_published_is_published_later(tmp_path, caplog, monkeypatch):
+    device = Scheduler(1)
+    repository = Repository(tmp_path, Loader(device))
+    health, errors = Health(repository, device.runs), [OSError("no file is left")]
+
+    def models_ready():
+        if errors:
+            raise errors.pop()
+        return True
+
+    monkeypatch.setattr(health, "models_ready", models_ready)
+    health.accepting = True
+    supervisor = Supervisor(health, repository, device, Notifier({}))
+    for published in (False, True):
+        changed = health.changed
+        supervisor.publish()
+        assert (health.serving[""], changed.is_set()) == (published, published)
+    assert caplog.text.count("no file is left") == 1
+    device.close()
+
+
+async def test_samples_go_on_and_their_error_is_logged_once(tmp_path, monkeypatch, caplog):
+    sampled = asyncio.Event()
+    errors = [OSError("no file is left")] * 3
+
+    class Failing(MemorySampler):
+        def observe(self):
+            if errors:
+                raise errors.pop()
+            sampled.set()
+
+    device = Scheduler(1)
+    repository = Repository(tmp_path, Loader(device))
+    health = Health(repository, device.runs)
+    streams = None  # samples need none
+    sources = Sources(device, repository, health, Failing(), Sensors(), streams, Quota(1, 1))
+    monkeypatch.setattr(telemetry, "_SAMPLE_SECONDS", 0.01)
+    watching = asyncio.create_task(telemetry.Telemetry(sources).watch())
+    await asyncio.wait_for(sampled.wait(), 10)
+    watching.cancel()
+    assert caplog.messages == ["memory and load cannot be sampled"]
+    device.close()
+
+
+def test_shutdown_ends_although_the_health_cannot_be_read():
+    done = python(
+        """
+import time
+from edge.health.supervisor import Watchdog
+
+class Unreadable:
+    def failure(self, seconds):
+        raise OSError("no file is left")
+
+Watchdog(Unreadable(), 1.0).bound_shutdown(0.5)
+time.sleep(60)
+"""
+    )
+    assert (done.returncode, "no file is left" in done.stderr) == (10, True)
+
+
+SECRET = "/etc/a-path-that-no-client-should-see"
+OURS = [rpc for rpc in methods() if rpc.split("/")[1] in (INFERENCE, TELEMETRY)]
+
+
+@contextmanager
+def failing(code):
+    """Raise an error in the first frame that enters ``code``, as if it had failed by itself."""
+    failed = []
+
+    def look(frame, event, argument):
+        if frame.f_code is code and event == "call" and not failed:
+            failed.append(True)
+            raise RuntimeError(SECRET)
+
+    sys.setprofile(look)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+    assert failed
+
+
+def code_of(rpc, transport):
+    _, service, method = rpc.split("/")
+    if (method, transport) == ("ModelInfer", "nghttp2"):  # it has a function of its own
+        method = "start_model_infer"
+    servicer = InferenceServicer if service == INFERENCE else TelemetryServicer
+    return inspect.unwrap(getattr(servicer, method)).__code__
+
+
+async def end(channel, rpc):
+    request = REQUESTS.get(rpc.rpartition("/")[2])
+    answers = 0
+    try:
+        if rpc.endswith("ModelStreamInfer"):  # it may end before anything is written, which grpc.aio does not support
+            await channel.stream_stream(rpc)(timeout=1).read()
+            return grpc.StatusCode.OK, ""
+        call = channel.stream_stream(rpc)(iter([request.SerializeToString() if request else b""]), timeout=10)
+        async for _ in call:
+            answers += 1
+    except grpc.aio.AioRpcError as error:
+        assert not answers
+        return error.code(), error.details() or ""
+    return grpc.StatusCode.OK, ""
+
+
+async def stream_errors(channel, *requests):
+    method, parse = f"/{INFERENCE}/ModelStreamInfer", pb.ModelStreamInferResponse.FromString
+    stream = channel.stream_stream(method, response_deserializer=parse)
+    messages = iter([request.SerializeToString() for request in requests])
+    return [answer.error_message async for answer in stream(messages, timeout=10)]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_failing_rpc_hides_its_error(tmp_path, caplog, transport):
+    async with serving_here(tmp_path, transport) as channel:
+        for rpc in OURS:
+            caplog.clear()
+            with failing(code_of(rpc, transport)):
+                assert await end(channel, rpc) == (grpc.StatusCode.INTERNAL, INTERNAL), rpc
+            assert SECRET in caplog.text  # for the operator
+            if not rpc.endswith("/Watch"):  # it would not end
+                assert SECRET not in (await end(channel, rpc))[1]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("place", ["wire.Sent.decode", "call.ResponseBuilder.build"])
+async def test_failed_request_leaves_no_cycle_with_its_tensors(tmp_path, monkeypatch, transport, place):
+    held = []
+
+    def fail(*arguments, **options):
+        tensor = np.ones(3)
+        held.append(weakref.ref(tensor))
+        raise InvalidRequest("x", given=tensor.size, expected="2", fix="Send 2.")
+
+    monkeypatch.setattr(f"edge.serving.{place}", fail)
+    async with serving_here(tmp_path, transport) as channel:
+        call = channel.unary_unary(f"/{INFERENCE}/ModelInfer")
+        gc.disable()  # it would free tensors in a cycle, too late
+        try:
+            for _ in range(3):
+                with pytest.raises(grpc.aio.AioRpcError, match=r"x: got 3, expected 2\. Send 2\."):
+                    await call(good().SerializeToString(), timeout=10)
+            await asyncio.sleep(0.1)
+            assert [tensor() is None for tensor in held] == [True] * 3
+        finally:
+            gc.enable()
+
+
+async def test_failing_stream_request_hides_its_error(tmp_path, caplog):
+    async with serving_here(tmp_path) as channel:
+        with failing(InferenceService._call.__code__):
+            assert await stream_errors(channel, *[good()] * 3) == [INTERNAL, "", ""]
+        assert SECRET in caplog.text
+
+
+async def test_error_after_a_run_is_answered(tmp_path):
+    request = pb.ModelInferRequest(model_name=NAME)
+    request.inputs.add(name="xs", datatype="FP32", shape=[1, *prompt(1).shape[1:]])
+    request.raw_input_contents.append(prompt(1).tobytes())
+    async with running_service(tmp_path, lambda repository: write_halving_bundle(repository / NAME)) as running:
+        with failing(Call.end_of.__code__), pytest.raises(RuntimeError, match=SECRET):
+            await running.infer(request)
+        assert (await running.infer(request)).parameters["stopped"].string_param
+        assert await running.at_rest(NAME)

@@ -1,18 +1,14 @@
 """Examples of deploy/examples and of the READMEs, run against a real server."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import grpc
 import numpy as np
 import pytest
 from google.protobuf import json_format
@@ -21,8 +17,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from edge.__main__ import cli
-from edge.server import Ready
-from tests.support.commands import SECONDS, Done, closed_address
+from tests.support.commands import SECONDS, closed_address
 from tests.support.letters_model import NAME, PROMPT, continued
 from tests.support.models import ORACLE
 
@@ -32,17 +27,17 @@ CPP_TOOLS = ("make", "g++", "pkg-config", "protoc", "grpc_cpp_plugin")
 QUESTION = "3 - -4 + 2"
 
 
-def run(*command: object) -> Done[str]:
+def run(*command):
     return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=SECONDS)
 
 
 @pytest.fixture
-def closed_url() -> Iterator[str]:
+def closed_url():
     with closed_address() as address:
         yield address
 
 
-def test_blocking_client(url: str, closed_url: str) -> None:
+def test_blocking_client(url, closed_url):
     done = run(sys.executable, EXAMPLES / "ask.py", ORACLE, QUESTION, closed_url, url)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -53,7 +48,7 @@ def test_blocking_client(url: str, closed_url: str) -> None:
     assert lines[5] == "2 + 2 = 4"
 
 
-def test_asyncio_and_stock_clients(url: str) -> None:
+def test_asyncio_and_stock_clients(url):
     done = run(sys.executable, EXAMPLES / "ask_async.py", ORACLE, url, QUESTION, "1 +", "2")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == ["3 - -4 + 2 = 9", "1 + = INVALID_ARGUMENT after 1 attempts", "2 = 2"]
@@ -63,7 +58,7 @@ def test_asyncio_and_stock_clients(url: str) -> None:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 @pytest.mark.parametrize("page", ["README.md", "edge/README.md"])
-def test_curl(http_url: str, page: str) -> None:
+def test_curl(http_url, page):
     (command,) = re.findall(r"^curl [^' ]+/v2/[^']+'[^']+'$", (ROOT / page).read_text(), re.MULTILINE)
     command = command.replace("127.0.0.1:8000", http_url).replace("calculator-gate", ORACLE)
     done = run("sh", "-c", f"{command} --silent --fail-with-body")
@@ -74,13 +69,9 @@ def test_curl(http_url: str, page: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_completions(writer: Ready) -> None:
+def test_completions(writer):
     page = (ROOT / "edge" / "README.md").read_text()
-    for ours, theirs in (
-        ("127.0.0.1:8000", f"127.0.0.1:{writer.http_port}"),
-        ("writer", NAME),
-        ("Once upon", PROMPT),
-    ):
+    for ours, theirs in (("127.0.0.1:8000", f"127.0.0.1:{writer.http_port}"), ("writer", NAME), ("Once upon", PROMPT)):
         page = page.replace(ours, theirs)
     (command,) = re.findall(r"^curl [^' ]+/v1/[^']+'[^']+'$", page, re.MULTILINE)
     done = run("sh", "-c", f"{command} --silent --fail-with-body")
@@ -91,7 +82,7 @@ def test_completions(writer: Ready) -> None:
     assert (printed.stdout, printed.stderr) == (continued(PROMPT, 40), "")
 
 
-def test_grpcurl_requests(url: str, channel: grpc.Channel) -> None:
+def test_grpcurl_requests(url, channel):
     """Send the requests of grpcurl.sh, with message types from reflection."""
     script = (EXAMPLES / "grpcurl.sh").read_text()
     pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
@@ -115,7 +106,7 @@ def test_grpcurl_requests(url: str, channel: grpc.Channel) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(any(shutil.which(tool) is None for tool in CPP_TOOLS), reason=f"needs {', '.join(CPP_TOOLS)}")
-def test_cpp(url: str, closed_url: str, tmp_path: Path) -> None:
+def test_cpp(url, closed_url, tmp_path):
     environment = {**os.environ, "BUILD": str(tmp_path / "build"), "CXXFLAGS": "-O0 -Werror"}
     made = subprocess.run(
         ["make", "-f", EXAMPLES / "Makefile"], cwd=tmp_path, env=environment, capture_output=True, text=True
@@ -131,7 +122,7 @@ def test_cpp(url: str, closed_url: str, tmp_path: Path) -> None:
     assert run(ask).returncode == 2
 
 
-def test_options_in_the_pages_exist() -> None:
+def test_options_in_the_pages_exist():
     context, options, option = click.Context(cli), {}, re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
     for name in cli.list_commands(context):
         command = cli.get_command(context, name)
@@ -148,7 +139,7 @@ def test_options_in_the_pages_exist() -> None:
             assert set(option.findall(" ".join(words))) <= options[words[1]], words
 
 
-def test_readme_and_help_list_the_same_exit_codes() -> None:
+def test_readme_and_help_list_the_same_exit_codes():
     explained = " ".join((cli.epilog or "").partition("\n\n")[0].split())
     assert explained.startswith("Exit codes: 0 done, ")
     assert explained in " ".join((ROOT / "README.md").read_text().split())

@@ -1,7 +1,5 @@
 """The calculator's tokenizer against Python's own arithmetic."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,7 +15,7 @@ operands = st.one_of(whole, decimal, st.integers(0, 99).map(lambda value: f"+{va
 
 
 @st.composite
-def expressions(draw: st.DrawFn) -> str:
+def expressions(draw):
     text = draw(spaces) + draw(operands)
     for _ in range(draw(st.integers(0, MAX_TERMS - 1))):
         text += draw(spaces) + draw(st.sampled_from("+-")) + draw(spaces) + draw(operands)
@@ -25,7 +23,7 @@ def expressions(draw: st.DrawFn) -> str:
 
 
 @given(st.lists(expressions(), max_size=4))
-def test_expressions_become_values_and_tokens(texts: list[str]):
+def test_expressions_become_values_and_tokens(texts):
     tokens = tokenize(texts)
     assert (tokens.shape, tokens.dtype) == ((len(texts), TOKENS), np.float32)
     for row, text in zip(tokens, texts, strict=True):

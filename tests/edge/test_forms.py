@@ -1,28 +1,23 @@
 """The cache of validated forms: the same responses as without it, and no request passes that validation refuses."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import struct
-from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from edge.bundles.expression import tokenize
-from edge.datatypes import Array, TensorSpec
-from edge.errors import DeadlineExceeded, InvalidRequest, ModelNotReady, NotFound, RequestError
+from edge.datatypes import TensorSpec
+from edge.errors import DeadlineExceeded, InvalidRequest, ModelNotReady, NotFound
 from edge.pb import inference_pb2 as pb
 from edge.serving import forms
 from edge.serving.request import InputTensor, UncheckedRequest, request_of
 from edge.serving.shared_memory import DIRECTORY, SharedMemory
 from edge.serving.wire import Sent, sent_inputs, to_raw
-from tests.support.in_process import Running, running_service
+from tests.support.in_process import running_service
 from tests.support.jobs import occupied
 from tests.support.models import ORACLE, write_oracle_bundle
 from tests.support.sample_requests import changed, expression, good, in_region, parameter, shaped, typed
@@ -30,45 +25,45 @@ from tests.support.server_models import write_echo_bundle
 
 
 @pytest.fixture
-def checks(monkeypatch: pytest.MonkeyPatch) -> Mock:
+def checks(monkeypatch):
     spy = Mock(wraps=forms.sent_inputs)
     monkeypatch.setattr(forms, "sent_inputs", spy)
     return spy
 
 
 @pytest.fixture
-def decodes(monkeypatch: pytest.MonkeyPatch) -> Mock:
+def decodes(monkeypatch):
     spy = Mock(side_effect=Sent.decode)
     monkeypatch.setattr(Sent, "decode", lambda tensor: spy(tensor))
     return spy
 
 
 @pytest.fixture
-async def running(tmp_path: Path) -> AsyncIterator[Running]:
+async def running(tmp_path):
     async with running_service(tmp_path) as running:
         yield running
         assert await running.at_rest()
 
 
-def of_text(text: str) -> pb.ModelInferRequest:
+def of_text(text):
     request = good()
     request.raw_input_contents[0] = tokenize([text]).tobytes()
     return request
 
 
-def declared(array: Array) -> UncheckedRequest:
+def declared(array):
     """A request as HTTP makes it of JSON."""
     (tensor,) = request_of(good()).inputs
     tensor = tensor._replace(shape=array.shape, contents=array)
     return UncheckedRequest(ORACLE, "", "", {}, [tensor], [])
 
 
-def value(response: pb.ModelInferResponse) -> float:
+def value(response):
     (element,) = np.frombuffer(response.raw_output_contents[0], np.float32)
     return float(element)
 
 
-async def test_arrays_of_json_count_once_while_they_wait(running: Running) -> None:
+async def test_arrays_of_json_count_once_while_they_wait(running):
     array = tokenize(["1 + 2", "3 - 4"])
     entry, model = running.repository.ready(ORACLE, "")
     request = declared(array)
@@ -76,7 +71,7 @@ async def test_arrays_of_json_count_once_while_they_wait(running: Running) -> No
     assert draft.unprepared().size_bytes == draft.prepare().form.size_bytes == array.nbytes
 
 
-def test_texts_of_json_take_the_room_and_the_time_of_texts() -> None:
+def test_texts_of_json_take_the_room_and_the_time_of_texts():
     texts = np.array([[b"a"], [b""]] * 500, np.object_)
     tensor = InputTensor("expression", "BYTES", texts.shape, {}, texts)
     raw = tensor._replace(contents=to_raw(texts, "BYTES"))
@@ -86,8 +81,8 @@ def test_texts_of_json_take_the_room_and_the_time_of_texts() -> None:
     assert json.held_bytes > 1000 * 33  # the objects
 
 
-def test_only_raw_contents_of_the_graphs_own_inputs_are_a_form() -> None:
-    def tensors(request: pb.ModelInferRequest, inputs: set[str]) -> object:
+def test_only_raw_contents_of_the_graphs_own_inputs_are_a_form():
+    def tensors(request, inputs):
         specs = {
             name: TensorSpec(name, datatype, (-1, -1)) for name, datatype in (("x", "FP32"), ("expression", "BYTES"))
         }
@@ -101,7 +96,7 @@ def test_only_raw_contents_of_the_graphs_own_inputs_are_a_form() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 64])
-async def test_known_form_gets_the_same_response(running: Running, checks: Mock, rows: int) -> None:
+async def test_known_form_gets_the_same_response(running, checks, rows):
     request = good(rows)
     request.id = "seven"
     first = await running.infer(request)
@@ -119,7 +114,7 @@ async def test_known_form_gets_the_same_response(running: Running, checks: Mock,
 
 
 @pytest.mark.parametrize("contents", [[b""], [bytes(8)], [bytes(120)], [bytes(60)] * 2, []], ids=len)
-async def test_raw_contents_of_another_size_are_refused(running: Running, contents: list[bytes]) -> None:
+async def test_raw_contents_of_another_size_are_refused(running, contents):
     other = good()
     other.raw_input_contents[:] = contents
     await running.infer(good())
@@ -130,29 +125,29 @@ async def test_raw_contents_of_another_size_are_refused(running: Running, conten
     assert running.counted().failures == {"InvalidRequest": 8}
 
 
-def echo(datatype: str, raw: bytes, elements: int = 2) -> pb.ModelInferRequest:
+def echo(datatype, raw, elements=2):
     request = pb.ModelInferRequest(model_name=f"echo-{datatype.lower()}")
     request.inputs.add(name=f"in_{datatype.lower()}", datatype=datatype, shape=[elements])
     request.raw_input_contents.append(raw)
     return request
 
 
-def texts(*elements: bytes) -> bytes:
+def texts(*elements):
     return b"".join(struct.pack("<I", len(element)) + element for element in elements)
 
 
-def typed_values(*values: float) -> pb.ModelInferRequest:
+def typed_values(*values):
     request = typed()
     request.inputs[0].contents.fp32_contents[:] = values
     return request
 
 
-def number(value: float) -> bytes:
+def number(value):
     return np.float32(value).tobytes()
 
 
 #: By the reason for the validation, a bundle, and requests of one form, each with its response or its error.
-CASES: dict[str, tuple[Callable[[Path], Any], list[tuple[pb.ModelInferRequest, bytes | type[RequestError]]]]] = {
+CASES = {
     "BOOL": (
         partial(write_echo_bundle, datatype="BOOL"),
         [(echo("BOOL", b"\0\1"), b"\0\1"), (echo("BOOL", b"\1\0"), b"\1\0"), (echo("BOOL", b"\0\2"), b"\0\1")],
@@ -174,9 +169,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], list[tuple[pb.ModelInferRequest, b
 
 
 @pytest.mark.parametrize("case", CASES)
-async def test_values_that_need_validation_are_validated_each_time(
-    tmp_path: Path, checks: Mock, decodes: Mock, case: str
-) -> None:
+async def test_values_that_need_validation_are_validated_each_time(tmp_path, checks, decodes, case):
     write, steps = CASES[case]
     async with running_service(tmp_path, write) as running:
         for request, expected in steps:
@@ -191,7 +184,7 @@ async def test_values_that_need_validation_are_validated_each_time(
             assert (checks.call_count, decodes.call_count) == (1, len(steps))
 
 
-async def test_texts_of_a_known_form_are_refused_as_at_first(running: Running) -> None:
+async def test_texts_of_a_known_form_are_refused_as_at_first(running):
     wrong = [texts(b"3 + 4") + b"z", b"", texts(b"3 ? 4"), struct.pack("<I", 2**31) + b"3"]
     refused = []
     for _ in range(2):
@@ -206,7 +199,7 @@ async def test_texts_of_a_known_form_are_refused_as_at_first(running: Running) -
 
 
 @pytest.fixture
-def region() -> Iterator[Path]:
+def region():
     path = DIRECTORY / f"fewheads-forms-{os.getpid()}"
     path.write_bytes(bytes(64))
     yield path
@@ -214,7 +207,7 @@ def region() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("side", ["input", "output"])
-async def test_shared_memory_is_read_each_time(tmp_path: Path, checks: Mock, region: Path, side: str) -> None:
+async def test_shared_memory_is_read_each_time(tmp_path, checks, region, side):
     memory = SharedMemory(10_000, 10_000)
     memory.register("region", f"/{region.name}", 0, 64)
     async with running_service(tmp_path, shared_memory=memory) as running:
@@ -235,7 +228,7 @@ async def test_shared_memory_is_read_each_time(tmp_path: Path, checks: Mock, reg
     assert checks.call_count == (4 if side == "input" else 3)  # the region of an output is looked up before the inputs
 
 
-async def test_parameters_are_part_of_the_form_and_their_order_is_not(running: Running, checks: Mock) -> None:
+async def test_parameters_are_part_of_the_form_and_their_order_is_not(running, checks):
     names = [f"p{number}" for number in range(20)]
     for order in (names, names[::-1]):
         request = good()
@@ -249,7 +242,7 @@ async def test_parameters_are_part_of_the_form_and_their_order_is_not(running: R
         assert "request_ns" in (await running.infer(timings)).parameters
 
 
-async def test_known_form_keeps_its_timeout(running: Running, checks: Mock) -> None:
+async def test_known_form_keeps_its_timeout(running, checks):
     patient, hasty = good(), parameter("timeout", int64_param=100_000)
     for request in (patient, parameter("timeout", int64_param=60_000_000)):
         await running.infer(request)
@@ -263,7 +256,7 @@ async def test_known_form_keeps_its_timeout(running: Running, checks: Mock) -> N
     assert checks.call_count == 3
 
 
-async def test_unloaded_model_is_not_found_by_its_form(running: Running) -> None:
+async def test_unloaded_model_is_not_found_by_its_form(running):
     await running.infer(good())
     with occupied(running.scheduler):
         waiting = asyncio.create_task(running.infer(good()))
@@ -281,7 +274,7 @@ async def test_unloaded_model_is_not_found_by_its_form(running: Running) -> None
     assert value(await running.infer(good())) == 9
 
 
-async def test_number_of_forms_is_limited(running: Running, checks: Mock) -> None:
+async def test_number_of_forms_is_limited(running, checks):
     sizes = []
     for number_ in range(300):
         await running.infer(parameter(f"p{number_}", bool_param=True))
@@ -291,8 +284,8 @@ async def test_number_of_forms_is_limited(running: Running, checks: Mock) -> Non
     assert checks.call_count == 300
 
 
-async def test_size_of_a_form_is_limited(running: Running, checks: Mock) -> None:
-    def of_bytes(count: int) -> pb.ModelInferRequest:
+async def test_size_of_a_form_is_limited(running, checks):
+    def of_bytes(count):
         request = parameter("note", string_param="")
         key = len(forms.take_apart(parameter("note", string_param="x" * 3000))[1]) - 3000
         request.parameters["note"].string_param = "x" * (count - key)

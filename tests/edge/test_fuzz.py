@@ -1,12 +1,8 @@
 """Random and mutated messages to every RPC: each call gets a status, and none harms the server."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import psutil
@@ -23,7 +19,6 @@ from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2
 from edge.pb.pool import POOL
 from edge.protocol import INFERENCE, TELEMETRY
-from edge.server import Ready
 from tests.support.fuzzing import mutated, profile
 from tests.support.fuzzing import requests as infer_requests
 from tests.support.metrics import is_at_rest, wait_until
@@ -59,7 +54,7 @@ any_bytes = st.sampled_from(list(EXTENSIONS)).flatmap(
     lambda method: st.tuples(st.just(method), st.sampled_from(EXTENSIONS[method]) | mutated(EXTENSIONS[method]))
 )
 #: The other RPCs, by path.
-REQUESTS: dict[str, st.SearchStrategy[Any]] = {
+REQUESTS = {
     f"/{INFERENCE}/ModelInfer": infer_requests,
     **{
         f"/{INFERENCE}/{name}": st.builds(
@@ -79,11 +74,11 @@ REQUESTS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-def test_every_rpc_is_fuzzed() -> None:
+def test_every_rpc_is_fuzzed():
     assert sorted([*REQUESTS, STREAM, *(f"/{INFERENCE}/{name}" for name in EXTENSIONS)]) == methods()
 
 
-def parses(rpc: str, data: bytes) -> bool:
+def parses(rpc, data):
     _, service, method = rpc.split("/")
     described = POOL.FindServiceByName(service).methods_by_name[method]
     try:
@@ -94,17 +89,17 @@ def parses(rpc: str, data: bytes) -> bool:
 
 
 @pytest.mark.parametrize("rpc", REQUESTS)
-def test_random_and_mutated_messages(server: Ready, channel: grpc.Channel, rpc: str) -> None:
-    seen: Counter[grpc.StatusCode] = Counter()
+def test_random_and_mutated_messages(server, channel, rpc):
+    seen = Counter()
     process = psutil.Process(server.process_id)
     seeds = SEEDS.get(rpc.rpartition("/")[2])
 
-    def send(data: bytes) -> grpc.StatusCode:
+    def send(data):
         """Return the status of a call, which is cancelled after its first response."""
         call = channel.stream_stream(rpc)(iter([data]), timeout=10)
         try:
             next(iter(call), None)
-            code: grpc.StatusCode = grpc.StatusCode.OK
+            code = grpc.StatusCode.OK
         except grpc.RpcError as error:
             code = error.code()
         call.cancel()
@@ -113,7 +108,7 @@ def test_random_and_mutated_messages(server: Ready, channel: grpc.Channel, rpc: 
 
     @profile(INFER_EXAMPLES if seeds else EXAMPLES)
     @given(REQUESTS[rpc], st.data(), st.booleans())
-    def messages(request: Any, data: st.DataObject, whole: bool) -> None:
+    def messages(request, data, whole):
         sent = bytes(request.SerializeToString()) if request else b""
         if not whole:
             sent = data.draw(mutated(seeds or [sent]))
@@ -134,7 +129,7 @@ def test_random_and_mutated_messages(server: Ready, channel: grpc.Channel, rpc: 
     assert process.memory_info().rss - before < ALLOWED_GROWTH_BYTES
 
 
-def shared(rows: int) -> pb.ModelInferRequest:
+def shared(rows):
     """A request with its tensors in the region that other requests may have registered."""
     request = good(rows)
     del request.raw_input_contents[:]
@@ -151,7 +146,7 @@ streams = st.lists(
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory, transport: str) -> Iterator[Ready]:
+def opened(tmp_path_factory, transport):
     """A server with everything enabled, and an object in shared memory for its regions."""
     Path(f"/dev/shm{KEY}").write_bytes(good().raw_input_contents[0] + bytes(4036))
     arguments = ["--model-control=explicit", "--load-model=*", "--allow-shared-memory", "--allow-log-settings"]
@@ -163,17 +158,17 @@ def opened(tmp_path_factory: pytest.TempPathFactory, transport: str) -> Iterator
         os.unlink(f"/dev/shm{KEY}")
 
 
-def test_random_and_mutated_extensions(opened: Ready) -> None:
-    seen: Counter[tuple[str, grpc.StatusCode]] = Counter()
+def test_random_and_mutated_extensions(opened):
+    seen = Counter()
     process = psutil.Process(opened.process_id)
     allowed = {*ALLOWED, grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.RESOURCE_EXHAUSTED}
     with grpc.insecure_channel(f"127.0.0.1:{opened.grpc_port}") as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
 
-        def send(method: str, data: bytes) -> None:
+        def send(method, data):
             try:
                 channel.unary_unary(f"/{INFERENCE}/{method}")(data, timeout=20)
-                code: grpc.StatusCode = grpc.StatusCode.OK
+                code = grpc.StatusCode.OK
             except grpc.RpcError as error:
                 code = error.code()
             seen[method, code] += 1
@@ -182,13 +177,13 @@ def test_random_and_mutated_extensions(opened: Ready) -> None:
 
         @profile(2 * EXTENSION_EXAMPLES)
         @given(any_bytes)
-        def random_ones(call: tuple[str, bytes]) -> None:
+        def random_ones(call):
             send(*call)
 
         @profile(EXTENSION_EXAMPLES)
         @given(streams)
-        def streamed_ones(messages: list[bytes]) -> None:
-            answers: list[bytes] = []
+        def streamed_ones(messages):
+            answers = []
             try:
                 answers.extend(channel.stream_stream(STREAM)(iter(messages)))
                 assert len(answers) == len(messages)

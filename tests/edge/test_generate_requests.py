@@ -1,31 +1,24 @@
 """Requests for generated text: streams and single answers, limits, bad input, unloading and metrics."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json
 import re
 import time
-from collections.abc import AsyncIterator
 from contextlib import closing
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import pytest_asyncio
 
 from edge.errors import InvalidRequest, ModelNotReady, Overloaded, RunnerError
 from edge.instruments.metrics import ModelNow
 from edge.launch import running_server
-from edge.pb import inference_pb2 as pb
 from edge.scheduling.admission import CacheBudget
 from edge.serving.call import MESSAGE
 from edge.telemetry.metrics import families
 from edge.telemetry.telemetry import request_metrics
 from tests.support.http_requests import ask
-from tests.support.in_process import Running, running_service
+from tests.support.in_process import running_service
 from tests.support.jobs import occupied
 from tests.support.letters_model import (
     BYTES,
@@ -53,9 +46,9 @@ from tests.support.sample_requests import expression
 SPELT, LONGER = "spelt", "longer"
 
 
-@pytest_asyncio.fixture
-async def running(tmp_path: Path) -> AsyncIterator[Running]:
-    def write(repository: Path) -> None:
+@pytest.fixture
+async def running(tmp_path):
+    def write(repository):
         write_letters_bundle(repository / NAME)
         write_letters_bundle(repository / SPELT, SPELT, spelling=BYTES)
         # Longer than its graph allows:
@@ -70,20 +63,17 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
 class Stream:
     """A request for partial answers, whose reader takes them at once, or ``late``, after the last answer."""
 
-    def __init__(
-        self, running: Running, *prompts: str, late: bool = False, model: str = NAME, **parameters: Any
-    ) -> None:
+    def __init__(self, running, *prompts, late=False, model=NAME, **parameters):
         request = text_request(*prompts, stream_partial=True, **parameters)
         request.model_name = model
         self._service, self._late = running.service, late
-        self._parts: list[str] = []
-        self._end: asyncio.Future[pb.ModelInferResponse | Exception] = asyncio.get_running_loop().create_future()
+        self._parts = []
+        self._end = asyncio.get_running_loop().create_future()
         reader = (lambda: None) if late else self._take
         call = running.service.start(request, None, self._end.set_result, MESSAGE, reader)
-        assert call
         self.call = call
 
-    async def texts(self) -> list[str]:
+    async def texts(self):
         """Return the texts of all answers, the last one included; raise its error."""
         end = await self._end
         if self._late:
@@ -92,13 +82,13 @@ class Stream:
             raise end
         return [*self._parts, text_of(end)]
 
-    def _take(self) -> None:
+    def _take(self):
         while part := self._service.partial(self.call):
             self._parts.append(text_of(part))
 
 
-async def test_texts_of_a_stream_add_up_to_the_text(running: Running) -> None:
-    ways: list[dict[str, Any]] = [
+async def test_texts_of_a_stream_add_up_to_the_text(running):
+    ways = [
         {}, {"late": True}, {"max_tokens": 1}, {"max_tokens": 60}, {"max_tokens": 60, "late": True}, {"stop": "oc"},
         {"temperature": 1.0, "seed": 3, "top_k": 4, "max_tokens": 40}, {"temperature": 1.0, "seed": 4, "late": True},
     ]  # fmt: skip
@@ -113,9 +103,7 @@ async def test_texts_of_a_stream_add_up_to_the_text(running: Running) -> None:
         assert "".join(await Stream(running, "abc", model=model, max_tokens=60).texts()) == whole
 
 
-async def test_a_stream_repeats_nothing_after_a_failure_beside_it(
-    running: Running, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_stream_repeats_nothing_after_a_failure_beside_it(running, caplog):
     for how in ({}, {"temperature": 1.0, "top_k": 3, "ignore_eos": True}):  # without a seed, too
         with occupied(running.scheduler):
             streams = [Stream(running, "abc", model=LONGER, max_tokens=40, late=late, **how) for late in (False, True)]
@@ -123,7 +111,6 @@ async def test_a_stream_repeats_nothing_after_a_failure_beside_it(
         for stream in streams:
             text = "".join(await stream.texts())
             sampling = stream.call.options.sampling
-            assert sampling
             seed = {} if sampling.seed is None else {"seed": sampling.seed}
             alone = text_request("abc", max_tokens=40, **how, **seed)
             alone.model_name = LONGER
@@ -134,7 +121,7 @@ async def test_a_stream_repeats_nothing_after_a_failure_beside_it(
         caplog.clear()
 
 
-async def test_each_of_many_requests_gets_its_own_text(running: Running) -> None:
+async def test_each_of_many_requests_gets_its_own_text(running):
     random = np.random.default_rng(2)
     requests = []
     for number in range(60):
@@ -143,7 +130,7 @@ async def test_each_of_many_requests_gets_its_own_text(running: Running) -> None
         drawn = {"temperature": 1.5, "seed": number} if number % 2 else {}
         requests.append(text_request(*prompts, max_tokens=int(random.integers(1, 40)), **drawn))
 
-    async def answer(request: pb.ModelInferRequest) -> Any:
+    async def answer(request):
         try:
             return (await running.infer(request)).raw_output_contents
         except RunnerError as error:
@@ -156,7 +143,7 @@ async def test_each_of_many_requests_gets_its_own_text(running: Running) -> None
     assert await running.at_rest(NAME)
 
 
-async def test_cancelled_stream_leaves_and_an_unloaded_model_ends_its_texts(running: Running) -> None:
+async def test_cancelled_stream_leaves_and_an_unloaded_model_ends_its_texts(running):
     with occupied(running.scheduler):
         cancelled, going = Stream(running, "abc", max_tokens=90), Stream(running, "ab", max_tokens=90)
         unload = asyncio.create_task(running.control.unload_model(NAME))
@@ -172,7 +159,7 @@ async def test_cancelled_stream_leaves_and_an_unloaded_model_ends_its_texts(runn
     assert text_of(await running.infer(text_request("abc"))) == continued("abc")
 
 
-async def test_bad_input_is_refused(running: Running) -> None:
+async def test_bad_input_is_refused(running):
     mask = "input 'mask' of 'letters': got another mask, expected ones, at least one, and then zeros in each row. Put"
     good = ids_request([[1, 2], [3, 0]], [[1, 1], [1, 0]])
     assert len((await running.infer(good)).outputs) == 2
@@ -185,10 +172,7 @@ async def test_bad_input_is_refused(running: Running) -> None:
         (text_request(*"a" * (MAX_BATCH_SIZE + 1)), "batch of 'letters': got 5 rows, expected at most 4. Split"),
         (text_request("a", temprature=1.0), "parameter name: got 'temprature', expected 'temperature'"),
         (text_request("a", max_loops=3), "'max_loops' of 'letters': got 3, expected none: the model is not a loop"),
-        (
-            text_request("a", stream_partial=True),
-            "parameter 'stream_partial': expected a request in a stream",
-        ),
+        (text_request("a", stream_partial=True), "parameter 'stream_partial': expected a request in a stream"),
         (ids_request([[1, 2], [3, 0]], [[1, 1], [0, 0]]), mask),  # in a form that is known
         (ids_request([[1, 2, 3]], [[1, 0, 1]]), mask),
         (ids_request([[1, 2, 3]], [[1, 2, 0]]), mask),
@@ -210,7 +194,7 @@ async def test_bad_input_is_refused(running: Running) -> None:
             await running.infer(other)
 
 
-async def test_requests_are_counted_by_tokens_and_end(running: Running) -> None:
+async def test_requests_are_counted_by_tokens_and_end(running):
     assert running.model(NAME).program.cache_bytes
     assert running.model(LOOP).program.cache_bytes is None
     for request in (
@@ -246,12 +230,12 @@ TOKEN_BYTES = 4 * (1 + 2 * 3)
 OWN = len(PROMPT) + MAX_TOKENS  # tokens of a request without parameters
 
 
-def write(repository: Path) -> None:
+def write(repository):
     write_letters_bundle(repository / NAME)
     write_oracle_bundle(repository / "oracle")
 
 
-async def unreserved(budget: CacheBudget) -> bool:
+async def unreserved(budget):
     """Wait until nothing is reserved; return False after ten seconds."""
     limit = time.monotonic() + 10
     while budget.reserved_bytes and time.monotonic() < limit:
@@ -259,7 +243,7 @@ async def unreserved(budget: CacheBudget) -> bool:
     return not budget.reserved_bytes
 
 
-async def test_a_request_beyond_what_is_left_is_refused_and_the_others_go_on(tmp_path: Path) -> None:
+async def test_a_request_beyond_what_is_left_is_refused_and_the_others_go_on(tmp_path):
     budget = CacheBudget(TOKEN_BYTES * (2 * OWN + 10))
     async with running_service(tmp_path, write, cache=budget) as running:
         with occupied(running.scheduler):
@@ -285,10 +269,10 @@ async def test_a_request_beyond_what_is_left_is_refused_and_the_others_go_on(tmp
         assert running.counted(NAME).drops == {("Overloaded", "cache"): 2}
 
 
-async def test_every_end_gives_the_memory_back(tmp_path: Path) -> None:
+async def test_every_end_gives_the_memory_back(tmp_path):
     budget = CacheBudget(TOKEN_BYTES * POSITIONS)
 
-    async def ends(running: Running, *prompts: str, **parameters: Any) -> None:
+    async def ends(running, *prompts, **parameters):
         await running.infer(text_request(*prompts, **parameters))
 
     async with running_service(tmp_path, write, cache=budget) as running:
@@ -311,7 +295,7 @@ async def test_every_end_gives_the_memory_back(tmp_path: Path) -> None:
         assert not budget.reserved_bytes
 
 
-def test_limit_of_a_server(tmp_path: Path) -> None:
+def test_limit_of_a_server(tmp_path):
     most = 1024**2 // TOKEN_BYTES
     bundle = write_letters_bundle(tmp_path / NAME, positions=2 * most)
     arguments = ["--http-port=0", "--cache-mib=1"]

@@ -1,21 +1,16 @@
 """The text of tokens that stand for bytes, which need not make up characters."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Sequence
 from io import StringIO
 from itertools import groupby
-from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from edge.programs.generate import Generate
 from edge.programs.generated_text import Pieces
-from edge.programs.program import AppliedHead, Computed, Finished, HandedOut, Joining, Options
+from edge.programs.program import AppliedHead, Joining, Options
 from edge.programs.sampling import Sampling
 from edge.protocol import TOKEN_IDS
 from tests.support.letters_model import LETTERS, continued, inputs_of, open_letters, write_letters_bundle
@@ -26,7 +21,7 @@ VOCABULARY = {**{f"<0x{byte:02X}>": byte for byte in range(256)}, **{word: 256 +
 END = len(VOCABULARY)
 
 
-def by_bytes() -> Tokenizer:
+def by_bytes():
     tokenizer = Tokenizer(models.BPE(VOCABULARY, [], byte_fallback=True))
     steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     tokenizer.decoder = decoders.Sequence(steps)
@@ -34,7 +29,7 @@ def by_bytes() -> Tokenizer:
     return tokenizer
 
 
-def readings(parts: Sequence[bytes | str]) -> re.Pattern[str]:
+def readings(parts):
     """Return the texts of tokens for bytes and of others: bytes that are no characters, and perhaps others beside them,
     are replaced. At the end of a text, they may be left out.
     """
@@ -63,7 +58,7 @@ Tokens = st.lists(
 @given(Tokens)
 @example([0xD3, 0xB9, 0xFF, VOCABULARY["x"]])  # the character before the last byte is no part of the decoded whole
 @example([VOCABULARY["x"], *[0xFF] * 20, VOCABULARY["\u2581he"]])
-def test_pieces_of_any_bytes_make_up_the_text(tokens: list[int]) -> None:
+def test_pieces_of_any_bytes_make_up_the_text(tokens):
     tokenizer = by_bytes()
     pieces = Pieces(tokenizer)
     text = "".join(map(pieces.add, tokens))
@@ -77,7 +72,7 @@ def test_pieces_of_any_bytes_make_up_the_text(tokens: list[int]) -> None:
         assert text == whole
 
 
-def test_pieces_of_endless_bytes_come_while_it_goes_on() -> None:
+def test_pieces_of_endless_bytes_come_while_it_goes_on():
     pieces = Pieces(by_bytes())
     assert "".join(pieces.add(0xFF) for _ in range(100)) >= "\ufffd" * 80
 
@@ -90,28 +85,28 @@ SPELLING = {
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Generate]:
+def model(tmp_path_factory):
     directory = tmp_path_factory.mktemp("bytes") / "letters"
     bundle = write_letters_bundle(directory, spelling=SPELLING, byte_fallback=True, failing="")
     with open_letters(bundle, tmp_path_factory.mktemp("cache")) as program:
         yield program
 
 
-def options(max_tokens: int, **how: Any) -> Options:
+def options(max_tokens, **how):
     return Options("full", sampling=Sampling(max_tokens, logprobs=True, ignore_eos=True, **how))
 
 
-def texts(computed: Computed) -> list[str]:
+def texts(computed):
     return [text.decode() for text in computed.outputs["text"][:, 0]]
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_texts_of_any_bytes_leave_others_alone(model: Generate, seed: int) -> None:
+def test_texts_of_any_bytes_leave_others_alone(model, seed):
     session = model.session(options(1))
     session.add([Joining("greedy", inputs_of("abc"), options(60))])
     session.add([Joining("random", inputs_of("ab", "de", "i"), options(80, temperature=100.0, seed=seed))])
-    ended: dict[object, Finished] = {}
-    seen: list[list[str]] = [[], [], []]
+    ended = {}
+    seen = [[], [], []]
     while session.rows:
         ended |= {one.key: one for one in session.step()}
         if "random" not in ended:
@@ -123,7 +118,7 @@ def test_texts_of_any_bytes_leave_others_alone(model: Generate, seed: int) -> No
     assert texts(greedy.computed) == [continued("abc", 60)]
     session = model.session(options(1))
     session.add([Joining("random", inputs_of("ab", "de", "i"), options(80, temperature=100.0, seed=seed))])
-    whole: list[Finished] = []
+    whole = []
     while not whole:
         whole = session.step()
     computed = whole[0].computed
@@ -139,15 +134,15 @@ def test_texts_of_any_bytes_leave_others_alone(model: Generate, seed: int) -> No
 class Counting(StringIO):
     read_chars = 0
 
-    def read(self, size: int | None = -1) -> str:
+    def read(self, size=-1):
         text = super().read(size)
         self.read_chars += len(text)
         return text
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-def test_work_for_a_text_grows_in_proportion_to_its_length(model: Generate, streamed: bool) -> None:
-    def work(tokens: int) -> int:
+def test_work_for_a_text_grows_in_proportion_to_its_length(model, streamed):
+    def work(tokens):
         session = model.session(options(1))
         session.add([Joining("", inputs_of("abc"), options(tokens, stop=("never", "nor this one")))])
         (row,) = session._requests[""]
@@ -165,8 +160,8 @@ def test_work_for_a_text_grows_in_proportion_to_its_length(model: Generate, stre
     assert work(100) <= 2.2 * work(50)
 
 
-def test_text_that_begins_anew_goes_on_where_it_was(model: Generate) -> None:
-    handed_out: list[HandedOut] = []
+def test_text_that_begins_anew_goes_on_where_it_was(model):
+    handed_out = []
     request = Joining("", inputs_of("abc"), options(20), handed_out)
     for steps, seen in ((5, 6), (3, 0)):
         session = model.session(options(1))
@@ -184,23 +179,21 @@ def test_text_that_begins_anew_goes_on_where_it_was(model: Generate) -> None:
 class Broken:
     """Something that a row calls, with an error of its own."""
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments):
         raise ZeroDivisionError
 
     add = move = __call__
 
 
 @pytest.mark.parametrize("broken", ["_pieces", "choose", "head", "new_text"])
-def test_a_text_with_an_unexpected_error_ends_alone(
-    model: Generate, caplog: pytest.LogCaptureFixture, broken: str
-) -> None:
+def test_a_text_with_an_unexpected_error_ends_alone(model, caplog, broken):
     session = model.session(options(1))
     session.add(
         [Joining("good", inputs_of("abc"), options(9)), Joining("bad", inputs_of("abc"), options(5, temperature=1.0))]
     )
     bad = session._requests["bad"][0]
     setattr(bad, broken, AppliedHead(Broken(), 1.0) if broken == "head" else Broken())
-    finished: list[Finished] = []
+    finished = []
     while not finished:
         finished += session.step()
     (ended,) = finished

@@ -1,12 +1,8 @@
 """Health computed from a lost device, stuck runs and failing models; servers whose runner fails."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time
-from pathlib import Path
-from typing import Any
 
 import grpc
 import numpy as np
@@ -21,7 +17,6 @@ from edge.repository.loader import Loader
 from edge.repository.repository import Repository
 from edge.scheduling.runs import Run
 from edge.scheduling.scheduler import Scheduler
-from edge.scheduling.tier_executor import TierExecutor
 from tests.support.conditions import ILLEGAL, Faulty
 from tests.support.in_process import write_oracle_and_failing_bundle
 from tests.support.jobs import WAIT, executor_of, job_of, occupied, output, submitted
@@ -30,16 +25,16 @@ from tests.support.models import write_oracle_bundle
 from tests.support.server_processes import NOT_SERVING, SERVING, health, is_ready, model_states, problems, served
 
 
-def health_of(scheduler: Scheduler, tmp_path: Path, seconds: float = math.inf) -> Health:
+def health_of(scheduler, tmp_path, seconds=math.inf):
     return Health(Repository(tmp_path, Loader(scheduler)), scheduler.runs, watchdog_seconds=seconds)
 
 
-def faulty_executor(**options: Any) -> TierExecutor:
+def faulty_executor(**options):
     runner = Faulty()
     return executor_of(lambda x: runner.infer({"x": x})["y"], on_gpu=True, **options)
 
 
-def test_lost_device_rejects_waiting_and_new_requests(scheduler: Scheduler, tmp_path: Path) -> None:
+def test_lost_device_rejects_waiting_and_new_requests(scheduler, tmp_path):
     health, executor = health_of(scheduler, tmp_path), faulty_executor()
     assert output(submitted(scheduler, job_of(executor, 1))) == 1
     assert health.server_sound()
@@ -63,7 +58,7 @@ def test_lost_device_rejects_waiting_and_new_requests(scheduler: Scheduler, tmp_
     assert failure.exit_code == 8
 
 
-def test_lost_device_rejects_all_requests_of_a_run(scheduler: Scheduler) -> None:
+def test_lost_device_rejects_all_requests_of_a_run(scheduler):
     executor = faulty_executor(max_rows=8)
     with occupied(scheduler):
         jobs = [submitted(scheduler, job_of(executor, value)) for value in (1, -1_010, 2)]
@@ -71,13 +66,13 @@ def test_lost_device_rejects_all_requests_of_a_run(scheduler: Scheduler) -> None
     assert [type(job.exception(WAIT)) for job in jobs] == [ModelNotReady] * 3
 
 
-def test_own_work_may_lose_the_device(scheduler: Scheduler) -> None:
+def test_own_work_may_lose_the_device(scheduler):
     with pytest.raises(RuntimeError):
         scheduler.call(lambda: Faulty().infer({"x": np.array([-2e4])}))  # as when a model is loaded
     assert scheduler.runs.lost == f"CUDA_ERROR_ILLEGAL_ADDRESS: {ILLEGAL}"
 
 
-def test_run_beyond_its_limit_is_stuck(scheduler: Scheduler, tmp_path: Path) -> None:
+def test_run_beyond_its_limit_is_stuck(scheduler, tmp_path):
     health = health_of(scheduler, tmp_path, seconds=0.2)
     go = threading.Event()
     executor = executor_of(lambda x: x if go.wait(WAIT) else -x)
@@ -98,7 +93,7 @@ def test_run_beyond_its_limit_is_stuck(scheduler: Scheduler, tmp_path: Path) -> 
     assert "got models that still load or close, expected an end within 3 s" in str(health.drain_timeout(3))
 
 
-def test_slow_tier_has_a_higher_limit(scheduler: Scheduler, tmp_path: Path) -> None:
+def test_slow_tier_has_a_higher_limit(scheduler, tmp_path):
     health, executor = health_of(scheduler, tmp_path, seconds=0.05), executor_of(lambda x: x)
     for _ in range(8):
         executor.latency.observe(1, 0.1)  # its limit is 1.05 s
@@ -107,14 +102,14 @@ def test_slow_tier_has_a_higher_limit(scheduler: Scheduler, tmp_path: Path) -> N
         assert health.server_sound() is sound
 
 
-async def test_shutdown_loads_no_further_model(tmp_path: Path) -> None:
+async def test_shutdown_loads_no_further_model(tmp_path):
     device = Scheduler(1, device_bound=False)
     for name in ("a", "b", "c"):
         write_oracle_bundle(tmp_path / "repository" / name, name, 1)
     repository = Repository(tmp_path / "repository", Loader(device, "onnxruntime", tmp_path / "cache"))
     control = ModelControl(repository, "none")
 
-    def on_change() -> None:
+    def on_change():
         control.stopping = [entry.state for entry in repository].count("READY") == 2
 
     repository.on_change = on_change
@@ -129,18 +124,18 @@ NAME = "oracle"
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
+def repository(tmp_path):
     return write_oracle_bundle(tmp_path / "repository" / "oracle", NAME, 1).path.parent
 
 
-def request(number: float = 1.0) -> pb.ModelInferRequest:
+def request(number=1.0):
     message = pb.ModelInferRequest(model_name=NAME)
     message.inputs.add(name="x", datatype="FP32", shape=[1, TOKENS])
     message.raw_input_contents.append(np.full((1, TOKENS), number, np.float32).tobytes())
     return message
 
 
-def test_lost_device_is_reported_and_ends_the_process(repository: Path) -> None:
+def test_lost_device_is_reported_and_ends_the_process(repository):
     with served(repository, program="tests.support.conditions runner lost") as server:
         server.stub.ModelInfer(request())
         assert is_ready(server)
@@ -160,7 +155,7 @@ def test_lost_device_is_reported_and_ends_the_process(repository: Path) -> None:
         assert log.splitlines()[-1].startswith(expected)
 
 
-def test_model_that_fails_on_golden_inputs_is_not_ready_until_it_recovers(repository: Path) -> None:
+def test_model_that_fails_on_golden_inputs_is_not_ready_until_it_recovers(repository):
     with served(repository, program="tests.support.conditions runner worn-out") as server:
         for _ in range(3):
             assert is_ready(server)
@@ -177,7 +172,7 @@ def test_model_that_fails_on_golden_inputs_is_not_ready_until_it_recovers(reposi
         assert wait_until(lambda: health(server, NAME) == SERVING, 2)
 
 
-def test_bad_requests_leave_the_model_ready(tmp_path: Path) -> None:
+def test_bad_requests_leave_the_model_ready(tmp_path):
     """An index beyond the table makes the runtime fail, but the model is fine."""
     write_oracle_and_failing_bundle(tmp_path)
     wrong = pb.ModelInferRequest(model_name="failing")

@@ -1,12 +1,10 @@
 """gRPC over HTTP/2: framing, fields, statuses, flow control, deadlines, hostile clients, and the shutdown."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import gzip
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import NamedTuple
 
 import grpc
@@ -25,25 +23,25 @@ MESSAGE = prefix(b"x") + b"x"
 
 
 @pytest.fixture(params=[False, True], ids=["coroutine", "direct"])
-def subject(request: pytest.FixtureRequest) -> Subject:
+def subject(request):
     return Subject(direct=request.param)
 
 
 @pytest.fixture
-async def port(subject: Subject) -> AsyncIterator[int]:
+async def port(subject):
     async with shared(subject) as port:
         yield port
 
 
-def sends(data: bytes, **changed: str | None) -> Say:
+def sends(data, **changed):
     return lambda client: client.send(client.head(1, "Echo", **changed), DataFrame(1, data, flags=["END_STREAM"]))
 
 
-def packed(data: bytes) -> bytes:
+def packed(data):
     return b"\1" + prefix(data)[1:] + data
 
 
-VALID: dict[str, Say] = {
+VALID = {
     "plain": sends(MESSAGE),
     "without te": sends(MESSAGE, te=None),
     "application/grpc+proto": sends(MESSAGE, content_type="application/grpc+proto"),
@@ -57,7 +55,7 @@ VALID: dict[str, Say] = {
 
 
 @pytest.mark.parametrize("say", VALID.values(), ids=VALID)
-async def test_valid_forms_of_one_call(port: int, say: Say) -> None:
+async def test_valid_forms_of_one_call(port, say):
     async with RawClient(port) as client:
         say(client.greet())
         answer = await client.answer()
@@ -66,7 +64,7 @@ async def test_valid_forms_of_one_call(port: int, say: Say) -> None:
         assert answer.fields["content-type"] == "application/grpc"
 
 
-async def test_message_split_at_each_byte(port: int) -> None:
+async def test_message_split_at_each_byte(port):
     """Two messages, one of them compressed, in two DATA frames with the boundary at each byte in turn."""
     data = MESSAGE + packed(gzip.compress(b"second"))
     async with RawClient(port) as client:
@@ -87,7 +85,7 @@ class Wrong(NamedTuple):
     text: str = ""
 
 
-def bomb(client: RawClient) -> None:
+def bomb(client):
     data = packed(zlib.compress(bytes(2**27), 9))
     pieces = (DataFrame(1, data[at : at + 2**14]) for at in range(0, len(data), 2**14))
     client.send(client.head(1, "Echo", grpc_encoding="deflate"), *pieces, DataFrame(1, flags=["END_STREAM"]))
@@ -121,7 +119,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.name)
-async def test_status_of_an_invalid_call(port: int, wrong: Wrong) -> None:
+async def test_status_of_an_invalid_call(port, wrong):
     async with RawClient(port) as client:
         await client.greet().agreed()
         wrong.say(client)
@@ -135,13 +133,13 @@ async def test_status_of_an_invalid_call(port: int, wrong: Wrong) -> None:
 
 
 @pytest.mark.parametrize("content_type", [None, "", "text/plain", "application/grpcx", "application/grpc-web"])
-async def test_another_content_type_gets_an_http_status(port: int, content_type: str | None) -> None:
+async def test_another_content_type_gets_an_http_status(port, content_type):
     async with RawClient(port) as client:
         client.greet().call(1, "Echo", content_type=content_type)
         assert (await client.answer()).fields == {":status": "415"}
 
 
-async def test_status_and_metadata(port: int) -> None:
+async def test_status_and_metadata(port):
     text = "100 % of ×\n"
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -156,7 +154,7 @@ async def test_status_and_metadata(port: int) -> None:
     assert not {"te", "content-type", "grpc-timeout", ":path"} & set(fields)
 
 
-async def test_client_that_does_not_read_blocks_no_other_stream(port: int) -> None:
+async def test_client_that_does_not_read_blocks_no_other_stream(port):
     async with RawClient(port) as client:
         await client.greet({WINDOW: 0}).agreed()
         client.send(client.head(1, "Chat"))
@@ -167,7 +165,7 @@ async def test_client_that_does_not_read_blocks_no_other_stream(port: int) -> No
         client.send(RstStreamFrame(1, error_code=CANCEL))
 
 
-async def test_refused_calls_free_the_window(port: int) -> None:
+async def test_refused_calls_free_the_window(port):
     async with RawClient(port) as client:
         await client.greet().agreed()
         for number in range(400):  # 240 kB each: in total more than the connection's window
@@ -180,7 +178,7 @@ async def test_refused_calls_free_the_window(port: int) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 5, 2**14 - 5, 2**14, 2**18 + 1, 4 * 2**20])
-async def test_messages_of_every_size(port: int, size: int) -> None:
+async def test_messages_of_every_size(port, size):
     options = [("grpc.max_receive_message_length", -1)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
         message = (bytes(range(256)) * (size // 256 + 1))[:size]
@@ -189,7 +187,7 @@ async def test_messages_of_every_size(port: int, size: int) -> None:
         assert [answer async for answer in chat(iter([message] * 3), timeout=20)] == [message] * 3
 
 
-async def test_calls_of_a_connection_end_in_the_order_of_their_deadlines(port: int, subject: Subject) -> None:
+async def test_calls_of_a_connection_end_in_the_order_of_their_deadlines(port, subject):
     """One ends before the timer that an earlier call has set, one after it, and one has no deadline."""
     async with RawClient(port) as client:
         client.greet().call(1, "Echo", grpc_timeout="600m")  # ends before its deadline
@@ -202,7 +200,7 @@ async def test_calls_of_a_connection_end_in_the_order_of_their_deadlines(port: i
         assert subject.running == 2
 
 
-async def test_deadline_of_a_stream_that_waits_for_its_client(port: int) -> None:
+async def test_deadline_of_a_stream_that_waits_for_its_client(port):
     """The status follows the messages sent before the deadline, as soon as the client reads them."""
     async with RawClient(port) as client:
         client.greet({WINDOW: 100}).call(1, "Count", b"1000000", grpc_timeout="100m")
@@ -218,7 +216,7 @@ async def test_deadline_of_a_stream_that_waits_for_its_client(port: int) -> None
         assert len(answer.messages) < 100_000
 
 
-async def test_rst_stream_cancels_the_handler(port: int, subject: Subject) -> None:
+async def test_rst_stream_cancels_the_handler(port, subject):
     async with RawClient(port) as client:
         client.greet().call(1, "Wait")
         client.send(client.head(3, "Wait"))  # its handler never starts
@@ -231,7 +229,7 @@ async def test_rst_stream_cancels_the_handler(port: int, subject: Subject) -> No
     assert subject.cancelled == 1
 
 
-async def test_headers_that_grow_when_they_are_decoded(port: int) -> None:
+async def test_headers_that_grow_when_they_are_decoded(port):
     """A field of 4000 bytes is sent once and referred to 4000 times."""
     async with RawClient(port) as client:
         client.greet()
@@ -240,7 +238,7 @@ async def test_headers_that_grow_when_they_are_decoded(port: int) -> None:
         await client.end()
 
 
-async def test_drain_answers_open_calls_and_ignores_new_ones(subject: Subject) -> None:
+async def test_drain_answers_open_calls_and_ignores_new_ones(subject):
     streams = range(1, 41, 2)
     server = serving(subject, drain_seconds=30)
     async with RawClient(await server.__aenter__()) as client:
@@ -259,7 +257,7 @@ async def test_drain_answers_open_calls_and_ignores_new_ones(subject: Subject) -
         assert all((answer.status, answer.messages) == (OK, [b"1", b"2"]) for answer in client.answers.values())
 
 
-async def test_drain_cancels_calls_after_the_grace(subject: Subject) -> None:
+async def test_drain_cancels_calls_after_the_grace(subject):
     server = serving(subject, drain_seconds=0.2)
     async with RawClient(await server.__aenter__()) as client:
         client.greet().call(1, "Wait")

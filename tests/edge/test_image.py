@@ -1,15 +1,11 @@
 """JPEG and PNG images to pixels: as a reference with Pillow and NumPy computes them, and what is refused."""
 
-from __future__ import annotations
-
 import base64
 import struct
 import sys
 import zlib
-from collections.abc import Callable
 from contextlib import suppress
 from io import BytesIO
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,7 +16,6 @@ from PIL import Image, ImageOps
 
 from edge.bundles.image import ImagePreprocessor
 from edge.bundles.steps import ImagePreprocess
-from edge.datatypes import Array
 from edge.errors import BackendError, InvalidRequest
 from tests.support.image_model import encoded
 
@@ -37,17 +32,17 @@ STEP = ImagePreprocess(
 )
 
 
-def step(**changes: Any) -> ImagePreprocess:
+def step(**changes):
     return msgspec.structs.replace(STEP, **changes)
 
 
-def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+def picture(width, height, seed=0):
     """Return noise that is smooth enough to survive a JPEG."""
     noise = np.random.default_rng(seed).integers(0, 256, (height // 6 + 2, width // 6 + 2, 3), np.uint8)
     return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
 
 
-def reference(image: Image.Image, config: ImagePreprocess) -> Array:
+def reference(image, config):
     """Resize, cut out the middle and normalise as the manifest's format says, on an upright image."""
     image = image.convert("RGB" if config.colours == "rgb" else "L")
     how = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}[config.interpolation]
@@ -59,11 +54,10 @@ def reference(image: Image.Image, config: ImagePreprocess) -> Array:
         left, top = (round((other - size) / 2) for other in image.size)
         image = image.crop((left, top, left + size, top + size))
     values = np.asarray(image, np.float32).reshape(size, size, -1) / np.float32(255)
-    result: Array = ((values - np.float32(config.mean)) / np.float32(config.std)).transpose(2, 0, 1)
-    return result
+    return ((values - np.float32(config.mean)) / np.float32(config.std)).transpose(2, 0, 1)
 
 
-def pixels(data: bytes, config: ImagePreprocess = STEP) -> Array:
+def pixels(data, config=STEP):
     return ImagePreprocessor(config).read(data, "image")
 
 
@@ -78,7 +72,7 @@ def pixels(data: bytes, config: ImagePreprocess = STEP) -> Array:
     ids=["crop", "bicubic", "stretch", "grey"],
 )
 @pytest.mark.parametrize("size", [(60, 41), (33, 90), (10, 7)])
-def test_pixels_are_those_of_the_reference(config: ImagePreprocess, size: tuple[int, int]) -> None:
+def test_pixels_are_those_of_the_reference(config, size):
     for kind in ("PNG", "JPEG"):
         data = encoded(picture(*size), kind)
         made = pixels(data, config)
@@ -86,7 +80,7 @@ def test_pixels_are_those_of_the_reference(config: ImagePreprocess, size: tuple[
         np.testing.assert_array_equal(made, reference(Image.open(BytesIO(data)), config))
 
 
-def test_large_jpeg_is_decoded_smaller_with_nearly_the_same_values() -> None:
+def test_large_jpeg_is_decoded_smaller_with_nearly_the_same_values():
     data = encoded(picture(401, 299), "JPEG", quality=90)
     levels = (
         np.abs(pixels(data) - reference(Image.open(BytesIO(data)), STEP)) * np.float32(STEP.std)[:, None, None] * 255
@@ -95,7 +89,7 @@ def test_large_jpeg_is_decoded_smaller_with_nearly_the_same_values() -> None:
     assert levels.max() < 8
 
 
-def test_other_modes_become_what_pillow_converts_them_to() -> None:
+def test_other_modes_become_what_pillow_converts_them_to():
     plain = picture(40, 40)
     opaque = plain.convert("RGBA")
     for image, kind in (
@@ -111,7 +105,7 @@ def test_other_modes_become_what_pillow_converts_them_to() -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 10))
-def test_images_are_turned_upright(orientation: int) -> None:
+def test_images_are_turned_upright(orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     for kind in ("JPEG", "PNG"):
@@ -121,11 +115,11 @@ def test_images_are_turned_upright(orientation: int) -> None:
         np.testing.assert_allclose(pixels(data), reference(upright, STEP), atol=1.01 / 255 / min(STEP.std))
 
 
-def chunk(kind: bytes, data: bytes) -> bytes:
+def chunk(kind, data):
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def png_header(width: int, height: int, bits: int = 8) -> bytes:
+def png_header(width, height, bits=8):
     """Return a PNG that ends before its pixels."""
     return (
         b"\x89PNG\r\n\x1a\n"
@@ -134,34 +128,34 @@ def png_header(width: int, height: int, bits: int = 8) -> bytes:
     )
 
 
-def cut_chunk() -> bytes:
+def cut_chunk():
     """Return a PNG with a chunk behind its pixels that is too short."""
     data = encoded(picture(40, 40))
     end = data.index(b"IEND") - 4
     return data[:end] + chunk(b"gAMA", b"\1") + data[end:]
 
 
-def transparent() -> Image.Image:
+def transparent():
     image = picture(40, 40).convert("RGBA")
     image.putpixel((3, 3), (0, 0, 0, 254))
     return image
 
 
-def animated() -> bytes:
+def animated():
     return encoded(picture(40, 40), "PNG", save_all=True, append_images=[picture(40, 40, 1)])
 
 
 WHOLE = encoded(picture(60, 40), "JPEG")
 
 
-def with_scans(more: int) -> bytes:
+def with_scans(more):
     """Return a progressive JPEG that repeats its last scan, with bytes behind the image that look like scans."""
     data = encoded(picture(60, 40), "JPEG", progressive=True)
     last = data[data.rindex(b"\xff\xda") : -2]
     return data[:-2] + last * more + data[-2:] + b"\xff\xda" * 200
 
 
-def with_resources(count: int) -> bytes:
+def with_resources(count):
     """Return a JPEG with metadata of Photoshop, in segments of 5,000 empty resources."""
     resource, made = b"8BIM\4\4" + bytes(6), b""
     for start in range(0, count, 5000):
@@ -170,24 +164,24 @@ def with_resources(count: int) -> bytes:
     return WHOLE[:2] + made + WHOLE[2:]
 
 
-def with_chunks(kind: bytes, more: int) -> bytes:
+def with_chunks(kind, more):
     """Return a PNG with empty chunks behind its header."""
     data = encoded(picture(20, 10))
     return data[:33] + chunk(kind, b"") * more + data[33:]
 
 
-def exif_of(entries: int) -> bytes:
+def exif_of(entries):
     """Return an EXIF of entries that contain nothing, and of an orientation."""
     values = [struct.pack(">HHIHH", 0x9000 + entry, 3, 1, 1, 0) for entry in range(entries - 1)]
     orientation = struct.pack(">HHIHH", 0x0112, 3, 1, 6, 0)
     return b"Exif\0\0MM\0*" + struct.pack(">IH", 8, entries) + b"".join([orientation, *values]) + bytes(4)
 
 
-def with_entries(entries: int, kind: str) -> bytes:
+def with_entries(entries, kind):
     return encoded(picture(60, 40), kind, exif=exif_of(entries))
 
 
-def with_profile(entries: int) -> bytes:
+def with_profile(entries):
     """Return a PNG that has its EXIF as text, as ImageMagick writes it."""
     data = encoded(picture(60, 40))
     text = b"Raw profile type exif\0\nexif\n  1\n" + exif_of(entries).hex().encode()
@@ -221,10 +215,7 @@ def with_profile(entries: int) -> bytes:
         (lambda: png_header(1, 199_999), "got 32 x 6399968 pixels after the resize, expected at most 200000 pixels"),
         (lambda: png_header(40, 40, bits=16), "got 16 bits in a channel, expected at most 8. Convert"),
         (lambda: encoded(transparent()), "got transparent pixels, expected an opaque image. Put it on a background"),
-        (
-            lambda: with_scans(101),
-            "got .* 101 of them scans, expected .* and 100 scans. Save it again as a usual",
-        ),
+        (lambda: with_scans(101), "got .* 101 of them scans, expected .* and 100 scans. Save it again as a usual"),
         (lambda: WHOLE[:2] + b"\xff\xfe\0\2" * 2001 + WHOLE[2:], "got 2001 segments or more, 0 of .* 2000 segments"),
         (lambda: with_resources(10_001), "got more resources of Photoshop, expected at most 10000. Save it again"),
         (lambda: with_chunks(b"iCCP", 256), "got 257 chunks or more, 257 of them .* and 256 without pixels"),
@@ -235,28 +226,28 @@ def with_profile(entries: int) -> bytes:
         (animated, "got an animated PNG, expected a single picture. Send one of its frames"),
     ],
 )
-def test_what_is_refused(data: Callable[[], bytes], message: str) -> None:
+def test_what_is_refused(data, message):
     with pytest.raises(InvalidRequest, match=f"^image: {message}"):
         pixels(data())
 
 
-def test_a_usual_number_of_scans_is_decoded() -> None:
+def test_a_usual_number_of_scans_is_decoded():
     assert np.isfinite(pixels(with_scans(80))).all()
 
 
 @pytest.mark.parametrize("data", [with_entries(1000, "JPEG"), with_entries(1000, "PNG"), with_profile(1000)])
-def test_a_usual_number_of_parts_is_read(data: bytes) -> None:
+def test_a_usual_number_of_parts_is_read(data):
     upright = picture(60, 40).transpose(Image.Transpose.ROTATE_270)
     np.testing.assert_allclose(pixels(data), reference(upright, STEP), atol=0.8)  # a JPEG loses something
 
 
-def test_chunks_up_to_the_limit_are_read() -> None:
+def test_chunks_up_to_the_limit_are_read():
     expected = pixels(encoded(picture(20, 10)))
     for data in (with_chunks(b"prVt", 254), with_chunks(b"IDAT", 32_700)):
         np.testing.assert_array_equal(pixels(data), expected)
 
 
-def test_errors_name_the_row() -> None:
+def test_errors_name_the_row():
     read = ImagePreprocessor(STEP)
     with pytest.raises(InvalidRequest, match=r"^image in input 'image' row 2: got GIF"):
         read(np.array([[WHOLE], [b"GIF89a"], [WHOLE]], np.object_))
@@ -279,9 +270,7 @@ SEEDS = [
     st.sampled_from(SEEDS), st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=6), st.integers(0)
 )
 @settings(deadline=None, max_examples=300)
-def test_broken_files_are_refused_and_nothing_else_is_raised(
-    data: bytes, changes: list[tuple[int, int]], cut: int
-) -> None:
+def test_broken_files_are_refused_and_nothing_else_is_raised(data, changes, cut):
     broken = bytearray(data)
     for place, value in changes:
         broken[place % len(broken)] = value
@@ -291,7 +280,7 @@ def test_broken_files_are_refused_and_nothing_else_is_raised(
         assert np.isfinite(pixels(bytes(broken))).all()
 
 
-def test_missing_pillow_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pillow_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(BackendError, match=r"^pillow: .*expected an importable package. Install the extra 'images'"):
         ImagePreprocessor(STEP)

@@ -1,7 +1,5 @@
 """Models of images: stock clients over gRPC and HTTP, ranked labels, the command line, and the event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import http.client
@@ -10,9 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +20,6 @@ from edge.bundles.image import ImagePreprocessor
 from edge.bundles.preprocess import preprocessor
 from edge.cli.answers import labels_of
 from edge.cli.doctor import bundle_checks
-from edge.datatypes import Array
 from edge.errors import BundleError, DeadlineExceeded, InvalidRequest, Overloaded
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
@@ -42,7 +36,7 @@ LARGE = encoded(Image.fromarray(np.random.default_rng(0).integers(0, 256, (3000,
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def server(tmp_path_factory):
     directory = tmp_path_factory.mktemp("images")
     write_image_bundle(directory / NAME)
     write_oracle_bundle(directory / ORACLE)
@@ -52,10 +46,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
 
 
 @pytest.mark.parametrize("transport", ["grpc", "http"])
-def test_stock_clients_send_files_and_get_logits_labels_and_ranked_probabilities(
-    server: dict[str, str], transport: str
-) -> None:
-    module: Any = {"grpc": triton, "http": triton_http}[transport]
+def test_stock_clients_send_files_and_get_logits_labels_and_ranked_probabilities(server, transport):
+    module = {"grpc": triton, "http": triton_http}[transport]
     with module.InferenceServerClient(server[transport]) as client:
         images = [triton_input("image", column(*FILES), module)]
         result = client.infer(NAME, images)
@@ -80,7 +72,7 @@ def test_stock_clients_send_files_and_get_logits_labels_and_ranked_probabilities
             client.infer(NAME, [triton_input("image", column(FILES[0], b"GIF89a"), module)])
 
 
-def test_outputs_without_labels_are_ranked_by_index(server: dict[str, str]) -> None:
+def test_outputs_without_labels_are_ranked_by_index(server):
     with triton.InferenceServerClient(server["grpc"]) as client:
         wanted = [triton.InferRequestedOutput("value", class_count=3)]
         result = client.infer(ORACLE, [triton_input("expression", column("1 + 2", "5"))], outputs=wanted)
@@ -88,8 +80,8 @@ def test_outputs_without_labels_are_ranked_by_index(server: dict[str, str]) -> N
         assert "classification" in client.get_server_metadata().extensions
 
 
-def test_json_takes_base64(server: dict[str, str]) -> None:
-    def ask(*data: object) -> Any:
+def test_json_takes_base64(server):
+    def ask(*data):
         connection = http.client.HTTPConnection(server["http"], timeout=10)
         body = {"inputs": [{"name": "image", "datatype": "BYTES", "shape": [len(data), 1], "data": data}]}
         connection.request("POST", f"/v2/models/{NAME}/infer", json.dumps(body))
@@ -108,7 +100,7 @@ def test_json_takes_base64(server: dict[str, str]) -> None:
             raise AssertionError(ask(data)["error"])
 
 
-def test_infer_takes_files_and_shows_the_likeliest_labels(server: dict[str, str], tmp_path: Path) -> None:
+def test_infer_takes_files_and_shows_the_likeliest_labels(server, tmp_path):
     paths = [tmp_path / "a.png", tmp_path / "b.jpg"]
     for path, file in zip(paths, FILES, strict=True):
         path.write_bytes(file)
@@ -131,7 +123,7 @@ def test_infer_takes_files_and_shows_the_likeliest_labels(server: dict[str, str]
     assert "--top: got calculator-oracle with" in mistake("infer", *url, ORACLE, "1", "--top", 1, code=2)
 
 
-def test_golden_images_must_give_the_golden_pixels_but_for_two_levels(tmp_path: Path) -> None:
+def test_golden_images_must_give_the_golden_pixels_but_for_two_levels(tmp_path):
     level = 1 / 255 / 0.5
     assert preprocessor(write_image_bundle(tmp_path / "near", 1.9 * level))
     with pytest.raises(
@@ -140,7 +132,7 @@ def test_golden_images_must_give_the_golden_pixels_but_for_two_levels(tmp_path: 
         preprocessor(write_image_bundle(tmp_path / "far", 2.1 * level))
 
 
-def test_doctor_and_info_name_the_step_and_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_and_info_name_the_step_and_what_it_needs(tmp_path, monkeypatch):
     path = write_image_bundle(tmp_path / NAME).path
     text = " ".join(shown("info", path).split())
     assert (
@@ -153,19 +145,19 @@ def test_doctor_and_info_name_the_step_and_what_it_needs(tmp_path: Path, monkeyp
     assert (check.status, check.found[:7], check.advice) == ("failed", "pillow:", "Install the extra 'images'.")
 
 
-def images(*files: bytes) -> pb.ModelInferRequest:
+def images(*files):
     request = pb.ModelInferRequest(model_name=NAME)
     request.inputs.add(name="image", datatype="BYTES", shape=[len(files), 1])
     request.raw_input_contents.append(to_raw(column(*files), "BYTES"))
     return request
 
 
-def write(repository: Path) -> None:
+def write(repository):
     write_image_bundle(repository / NAME)
     write_oracle_bundle(repository / ORACLE)
 
 
-async def test_event_loop_goes_on_while_an_image_is_decoded(tmp_path: Path) -> None:
+async def test_event_loop_goes_on_while_an_image_is_decoded(tmp_path):
     async with running_service(tmp_path, write) as it:
         slow = asyncio.create_task(it.infer(images(LARGE)))
         answered = 0
@@ -180,7 +172,7 @@ async def test_event_loop_goes_on_while_an_image_is_decoded(tmp_path: Path) -> N
         assert await it.at_rest(NAME)
 
 
-async def test_bad_image_fails_alone(tmp_path: Path) -> None:
+async def test_bad_image_fails_alone(tmp_path):
     async with running_service(tmp_path, write) as it:
         requests = [images(file) for file in (FILES[0], b"GIF89a", FILES[1])]
         first, bad, last = await asyncio.gather(*map(it.infer, requests), return_exceptions=True)
@@ -191,7 +183,7 @@ async def test_bad_image_fails_alone(tmp_path: Path) -> None:
         assert await it.at_rest(NAME)
 
 
-async def test_image_ends_with_its_request(tmp_path: Path) -> None:
+async def test_image_ends_with_its_request(tmp_path):
     async with running_service(tmp_path, write) as it:
         cancelled = asyncio.create_task(it.infer(images(LARGE)))
         late = asyncio.create_task(it.infer(images(LARGE), time.monotonic() + 0.001))
@@ -205,7 +197,7 @@ async def test_image_ends_with_its_request(tmp_path: Path) -> None:
         assert it.counted(NAME).inference_count == 0
 
 
-async def test_images_that_wait_are_limited(tmp_path: Path) -> None:
+async def test_images_that_wait_are_limited(tmp_path):
     async with running_service(tmp_path, write) as it:
         it.scheduler.queue.max_jobs = 2
         answers = await asyncio.gather(*(it.infer(images(LARGE)) for _ in range(4)), return_exceptions=True)
@@ -218,18 +210,18 @@ async def test_images_that_wait_are_limited(tmp_path: Path) -> None:
         assert isinstance(await it.infer(images(FILES[0])), pb.ModelInferResponse)
 
 
-def test_labels_of_rows_and_of_a_model_without_a_batch() -> None:
+def test_labels_of_rows_and_of_a_model_without_a_batch():
     ranked = np.array([b"0.75:1:a:b", b"0.25:0:c"], np.object_)
     row = [{"label": "a:b", "probability": 0.75}, {"label": "c", "probability": 0.25}]
     assert labels_of(ranked) == [row]
     assert labels_of(np.stack([ranked, ranked])) == [row, row]
 
 
-async def test_images_of_a_client_that_left_are_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_images_of_a_client_that_left_are_not_decoded(tmp_path, monkeypatch):
     begun, cancelled, read = threading.Event(), threading.Event(), ImagePreprocessor.read
-    rows: list[str] = []
+    rows = []
 
-    def slowly(self: ImagePreprocessor, data: bytes, subject: str) -> Array:
+    def slowly(self, data, subject):
         rows.append(subject)
         begun.set()
         assert cancelled.wait(10)

@@ -1,7 +1,5 @@
 """``fewheads infer``: texts, tensors, tiers and generated text, and what it rejects."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty
@@ -9,8 +7,6 @@ import re
 import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
@@ -24,20 +20,19 @@ from edge.bundles.golden import Golden
 from edge.bundles.manifest import Profile
 from edge.datatypes import TensorSpec
 from edge.launch import running_server
-from edge.pb import inference_pb2, inference_pb2_grpc
-from edge.server import Ready
+from edge.pb import inference_pb2
 from tests.support.commands import SECONDS, fewheads, mistake, refusal, shown
 from tests.support.letters_model import FAILING, NAME, PROMPT, TEXT, continued
 from tests.support.models import ORACLE, graph_of, manifest_of, serialized
 from tests.support.server_models import WIDTH, write_tiered_bundle
 
 
-def infer(url: str, *arguments: object) -> Any:
+def infer(url, *arguments):
     return json.loads(shown("infer", "--url", url, *arguments, "--json"))
 
 
-def test_texts_are_sent_once(url: str, stub: inference_pb2_grpc.GRPCInferenceServiceStub) -> None:
-    def requests() -> int:
+def test_texts_are_sent_once(url, stub):
+    def requests():
         (of_model,) = stub.ModelStatistics(inference_pb2.ModelStatisticsRequest(name=ORACLE)).model_stats
         return int(of_model.inference_stats.success.count)
 
@@ -54,7 +49,7 @@ def test_texts_are_sent_once(url: str, stub: inference_pb2_grpc.GRPCInferenceSer
     assert times["round_trip"] == pytest.approx(sum(times[stage] for stage in stages) + times["transport"])
 
 
-def write_tagger_bundle(directory: Path) -> None:
+def write_tagger_bundle(directory):
     """``tagger``: the same labels of five tokens for any text, as classifiers of tokens return them."""
     labels = np.array([b"O", b"B-PER", b"I-PER", b"O", b"O"]).astype(object)
     logits = np.array([[9, 0], [0, 0], [0, 9], [3, 0], [9, 9]], np.float32)
@@ -84,7 +79,7 @@ def write_tagger_bundle(directory: Path) -> None:
     write_bundle(directory / "tagger", manifest, {"model.onnx": serialized(graph), "golden.npz": golden.encode()})
 
 
-def write_encoder_bundle(directory: Path) -> None:
+def write_encoder_bundle(directory):
     """``encoder``: returns its input as an embedding."""
     graph = graph_of("encoder (float[n, 12] x) => (float[n, 12] embedding) { embedding = Identity(x) }")
     x, profile = np.ones((1, 12), np.float32), {"x": Profile(min=(1, 12), opt=(1, 12), max=(8, 12))}
@@ -94,7 +89,7 @@ def write_encoder_bundle(directory: Path) -> None:
     write_bundle(directory / "encoder", manifest, files)
 
 
-def test_words_and_vectors_are_shown(tmp_path: Path) -> None:
+def test_words_and_vectors_are_shown(tmp_path):
     write_tagger_bundle(tmp_path)
     write_encoder_bundle(tmp_path)
     with running_server([tmp_path / "tagger", tmp_path / "encoder"], cache=tmp_path / "cache") as ready:
@@ -120,7 +115,7 @@ def test_words_and_vectors_are_shown(tmp_path: Path) -> None:
         assert "cosines" not in shown("infer", "--url", url, "encoder", "--input", f"x={json.dumps(vectors[:1])}")
 
 
-def test_a_minus_and_a_number_are_text_and_unknown_options_are_not(url: str) -> None:
+def test_a_minus_and_a_number_are_text_and_unknown_options_are_not(url):
     texts = ("-5 - -6", "-5+6", "-1--2")
     for words in (texts, ("--json", "--", *texts)):
         found = json.loads(shown("infer", ORACLE, "--url", url, "--json", *words))
@@ -141,7 +136,7 @@ def test_a_minus_and_a_number_are_text_and_unknown_options_are_not(url: str) -> 
         assert re.search(message, caught.value.format_message())
 
 
-def test_tier_is_chosen(tmp_path: Path) -> None:
+def test_tier_is_chosen(tmp_path):
     write_tiered_bundle(tmp_path / "tiered")
     np.save(tmp_path / "x.npy", np.ones((1, WIDTH), np.float32))
     with running_server([tmp_path / "tiered"], cache=tmp_path / "cache") as ready:
@@ -161,7 +156,7 @@ def test_tier_is_chosen(tmp_path: Path) -> None:
         assert "got 'quickest', expected one of pinned, deadline, load. Leave it out for pinned." in line
 
 
-def test_error_shows_what_the_model_takes(url: str) -> None:
+def test_error_shows_what_the_model_takes(url):
     suggestion = "Try: fewheads infer echo-fp32 --input in_fp32=@in_fp32.npy (NumPy: FP32 [-1])"
     for model, words, end in (
         (ORACLE, (), 'got none, expected TEXT or --input. Try: fewheads infer calculator-oracle "some text"'),
@@ -171,7 +166,7 @@ def test_error_shows_what_the_model_takes(url: str) -> None:
         assert mistake("infer", "--url", url, model, *words).endswith(end)
 
 
-def test_tensors_and_versions(url: str, tmp_path: Path) -> None:
+def test_tensors_and_versions(url, tmp_path):
     tokens = tokenize(["1 + 2", "-3"])
     np.save(tmp_path / "x.npy", tokens)
     for tensor in (f"x={json.dumps(tokens.tolist())}", f"x=@{tmp_path / 'x.npy'}"):
@@ -185,7 +180,7 @@ def test_tensors_and_versions(url: str, tmp_path: Path) -> None:
     assert "NOT_FOUND" in mistake("infer", "--url", url, "versioned", "1", "--version", "2", code=7)
 
 
-def test_malformed_tensors_are_rejected(url: str) -> None:
+def test_malformed_tensors_are_rejected(url):
     for model, tensors in (
         (ORACLE, ("x=[[1, 2", "x", "y=[1]", 'x={"a": 1}', 'x=["a"]', "x=[[1], [1, 2]]", "x=" + "[" * 100_000)),
         ("echo-uint8", ("in_uint8=[300]", "in_uint8=[-1]")),
@@ -212,16 +207,14 @@ def test_malformed_tensors_are_rejected(url: str) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_array_that_its_type_cannot_hold_is_rejected(
-    url: str, tmp_path: Path, array: np.ndarray, datatype: str, reason: str
-) -> None:
+def test_array_that_its_type_cannot_hold_is_rejected(url, tmp_path, array, datatype, reason):
     np.savez(tmp_path / "all.npz", **{f"in_{datatype}": array})
     np.save(tmp_path / "one.npy", array)
     for given in (f"@{tmp_path / 'all.npz'}", f"in_{datatype}=@{tmp_path / 'one.npy'}"):
         assert f"({reason})" in mistake("infer", "--url", url, f"echo-{datatype}", "--input", given)
 
 
-def test_unreadable_files_and_texts_are_rejected(url: str, tmp_path: Path) -> None:
+def test_unreadable_files_and_texts_are_rejected(url, tmp_path):
     file = tmp_path / "x.npy"
     arguments = ("infer", "--url", url, ORACLE, "--input", f"x=@{file}")
     assert mistake(*arguments).startswith("--input: got x=@")
@@ -239,12 +232,12 @@ def test_unreadable_files_and_texts_are_rejected(url: str, tmp_path: Path) -> No
 ENDED = "aya"
 
 
-def generate(server: Ready, *arguments: object) -> list[object]:
+def generate(server, *arguments):
     return ["infer", "--url", f"127.0.0.1:{server.grpc_port}", NAME, PROMPT, *arguments]
 
 
-def test_options_of_generated_text_reach_the_model(writer: Ready) -> None:
-    def answer(*options: object) -> Any:
+def test_options_of_generated_text_reach_the_model(writer):
+    def answer(*options):
         return json.loads(shown(*generate(writer, *options, "--json")))
 
     found = answer("--max-tokens", 6)
@@ -266,7 +259,7 @@ def test_options_of_generated_text_reach_the_model(writer: Ready) -> None:
     assert any(all(cell in line for cell in ("prompt", "text", "generated")) for line in lines)
 
 
-def test_text_is_printed_as_it_comes(writer: Ready, slow_writer: Ready) -> None:
+def test_text_is_printed_as_it_comes(writer, slow_writer):
     command = [*map(str, generate(writer, "de", "--stream", "--max-tokens=6"))]
     done = CliRunner().invoke(cli, command, catch_exceptions=False)
     assert done.stdout == f"{TEXT}\n{continued('de', 6)}\n"
@@ -285,7 +278,7 @@ def test_text_is_printed_as_it_comes(writer: Ready, slow_writer: Ready) -> None:
     assert b"".join(pieces).decode().strip() == TEXT
 
 
-def test_streams_end_with_errors(writer: Ready) -> None:
+def test_streams_end_with_errors(writer):
     message = mistake(*generate(writer, "--stream", "--max-tokens=500"), code=7)
     assert "parameter 'max_tokens' of 'letters': got 500" in message
     assert "logits that are not finite" in mistake(*generate(writer, FAILING, "--stream"), code=7)

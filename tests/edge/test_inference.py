@@ -1,27 +1,25 @@
-"""Calls without a transport: deadlines, cancellation, timings and counts, alone and with other calls in a run."""
-
-from __future__ import annotations
+"""Calls without a transport: deadlines, cancellation, timings and counts; and the files that one enters on its way."""
 
 import asyncio
 import re
+import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from edge.datatypes import Array
+import edge
 from edge.errors import DeadlineExceeded, InvalidRequest
 from edge.pb import inference_pb2 as pb
-from edge.programs.program import Computed, Options, Program
+from edge.programs.program import Program
+from edge.protocol import INFERENCE
 from edge.repository.loader import ServingOptions
 from edge.serving import inference
-from tests.support.in_process import Running, running_service
+from tests.support.in_process import running_service, serving_here
 from tests.support.jobs import WAIT, occupied
 from tests.support.sample_requests import good, parameter, shaped, text
 from tests.support.text_model import write_sentiment_bundle
@@ -31,27 +29,27 @@ NINE = np.float32(9).tobytes()
 
 
 @pytest.fixture
-async def running(tmp_path: Path) -> AsyncIterator[Running]:
+async def running(tmp_path):
     async with running_service(tmp_path, target="simulated:20", device_bound=True) as running:
         yield running
 
 
-def write_sentiment(repository: Path) -> None:
+def write_sentiment(repository):
     write_sentiment_bundle(repository / "sentiment")
 
 
 class Held(Program):
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program):
         self.entered, self.go = threading.Event(), threading.Event()
         self._program = program
 
-    def compute(self, inputs: Mapping[str, Array], options: Options) -> Computed:
+    def compute(self, inputs, options):
         self.entered.set()
         assert self.go.wait(WAIT)
         return self._program.compute(inputs, options)
 
 
-async def queued(running: Running) -> list[asyncio.Task[pb.ModelInferResponse]]:
+async def queued(running):
     """Queue calls behind a run, so that they share the next run."""
     calls = [asyncio.create_task(running.infer(good())) for _ in range(CALLS)]
     while len(running.scheduler.queue) < CALLS:
@@ -59,7 +57,7 @@ async def queued(running: Running) -> list[asyncio.Task[pb.ModelInferResponse]]:
     return calls
 
 
-async def while_queued(running: Running) -> list[asyncio.Task[pb.ModelInferResponse]]:
+async def while_queued(running):
     with occupied(running.scheduler):
         calls = await queued(running)
         calls[CANCELLED].cancel()
@@ -69,13 +67,13 @@ async def while_queued(running: Running) -> list[asyncio.Task[pb.ModelInferRespo
     return calls
 
 
-def held_program(running: Running) -> Held:
+def held_program(running):
     executor = running.model().executors["full"]
     executor.program = held = Held(executor.program)
     return held
 
 
-async def while_running(running: Running) -> list[asyncio.Task[pb.ModelInferResponse]]:
+async def while_running(running):
     held = held_program(running)
     with occupied(running.scheduler):
         calls = await queued(running)
@@ -86,14 +84,14 @@ async def while_running(running: Running) -> list[asyncio.Task[pb.ModelInferResp
     return calls
 
 
-async def while_delivered(running: Running, *, first: bool) -> list[asyncio.Task[pb.ModelInferResponse]]:
+async def while_delivered(running, *, first):
     """Cancel in the turn of the event loop that delivers the answers, before or after them."""
     loop = asyncio.get_running_loop()
     schedule = loop.call_soon_threadsafe
 
-    def with_cancel(deliver: Callable[[], None], *arguments: Any, **options: Any) -> asyncio.Handle:
-        def turn() -> None:
-            steps: list[Callable[[], object]] = [lambda: deliver(*arguments), lambda: calls[CANCELLED].cancel()]
+    def with_cancel(deliver, *arguments, **options):
+        def turn():
+            steps = [lambda: deliver(*arguments), lambda: calls[CANCELLED].cancel()]
             for step in reversed(steps) if first else steps:
                 step()
 
@@ -117,7 +115,7 @@ STAGES = {
 
 
 @pytest.mark.parametrize("stage", STAGES)
-async def test_cancelled_call_harms_no_other(running: Running, stage: str) -> None:
+async def test_cancelled_call_harms_no_other(running, stage):
     calls = await STAGES[stage](running)
     _, pending = await asyncio.wait(calls, timeout=10)
     assert not pending
@@ -132,10 +130,10 @@ async def test_cancelled_call_harms_no_other(running: Running, stage: str) -> No
     assert now.execution_count == 1
 
 
-async def test_failing_reply_affects_no_other_call(running: Running, caplog: pytest.LogCaptureFixture) -> None:
-    answered: list[int] = []
+async def test_failing_reply_affects_no_other_call(running, caplog):
+    answered = []
 
-    def reply(index: int, outcome: pb.ModelInferResponse | Exception) -> None:
+    def reply(index, outcome):
         if index == CANCELLED:
             raise ZeroDivisionError("a transport's own")
         assert isinstance(outcome, pb.ModelInferResponse)
@@ -154,28 +152,25 @@ class Clock:
     """The module ``time`` with a monotonic clock that a test can stop."""
 
     perf_counter_ns = staticmethod(time.perf_counter_ns)
-    now: float | None = None
+    now = None
 
-    def monotonic(self) -> float:
+    def monotonic(self):
         return time.monotonic() if self.now is None else self.now
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(inference, "time", clock)
     return clock
 
 
 @pytest.mark.parametrize(("left_seconds", "reason"), [(0.006, "Cancelled"), (0.004, "DeadlineExceeded")])
-async def test_cancellation_within_5_ms_of_the_deadline_counts_as_exceeded(
-    running: Running, clock: Clock, left_seconds: float, reason: str
-) -> None:
-    replies: list[Any] = []
+async def test_cancellation_within_5_ms_of_the_deadline_counts_as_exceeded(running, clock, left_seconds, reason):
+    replies = []
     deadline = time.monotonic() + 60
     with occupied(running.scheduler):
         call = running.service.start(good(), deadline, replies.append)
-        assert call
         clock.now = deadline - left_seconds
         running.service.cancel(call)
         running.service.cancel(call)
@@ -195,15 +190,14 @@ async def test_cancellation_within_5_ms_of_the_deadline_counts_as_exceeded(
     ],
 )
 async def test_earlier_of_client_deadline_and_server_limit_applies(
-    tmp_path: Path, clock: Clock, timeout_us: int, client_seconds: float | None, seconds: float, timed: bool
-) -> None:
+    tmp_path, clock, timeout_us, client_seconds, seconds, timed
+):
     clock.now = time.monotonic()
     request = parameter("timeout", int64_param=timeout_us)
     async with running_service(tmp_path, target="simulated:20", default_timeout_seconds=60.0) as running:
         with occupied(running.scheduler):
             deadline = None if client_seconds is None else clock.now + client_seconds
             call = running.service.start(request, deadline, lambda outcome: None)
-            assert call
             assert call.deadline == pytest.approx(clock.now + seconds, abs=1e-6)
             assert (call.timer is not None) == timed
             if call.timer:
@@ -211,7 +205,7 @@ async def test_earlier_of_client_deadline_and_server_limit_applies(
             running.service.cancel(call)
 
 
-async def test_server_limit_ends_a_running_call(running: Running) -> None:
+async def test_server_limit_ends_a_running_call(running):
     held = held_program(running)
     begun_ns = time.perf_counter_ns()
     with pytest.raises(DeadlineExceeded) as caught:
@@ -226,7 +220,7 @@ async def test_server_limit_ends_a_running_call(running: Running) -> None:
     assert await running.at_rest()
 
 
-async def test_timings_of_answered_and_refused_requests(running: Running) -> None:
+async def test_timings_of_answered_and_refused_requests(running):
     begun_ns = time.perf_counter_ns()
     timed = (await running.infer(parameter("timings", bool_param=True))).parameters
     with pytest.raises(InvalidRequest):
@@ -244,16 +238,13 @@ async def test_timings_of_answered_and_refused_requests(running: Running) -> Non
 
 
 @pytest.mark.parametrize(("client_seconds", "count"), [(0.02, 2), (60, 1)])
-async def test_late_return_of_an_expired_call_is_reported(
-    running: Running, monkeypatch: pytest.MonkeyPatch, client_seconds: float, count: int
-) -> None:
-    returned: list[float] = []
+async def test_late_return_of_an_expired_call_is_reported(running, monkeypatch, client_seconds, count):
+    returned = []
     report = running.scheduler.returned
     monkeypatch.setattr(running.scheduler, "returned", lambda each: (returned.append(each), report(each)))
     deadline = time.monotonic() + client_seconds
     with occupied(running.scheduler):
         call = running.service.start(good(), deadline if count == 1 else deadline + 10, lambda outcome: None)
-        assert call
     while not call.computed_ns:  # without a turn of the event loop
         time.sleep(0.001)
     if count == 2:
@@ -272,10 +263,10 @@ async def test_late_return_of_an_expired_call_is_reported(
         (KeyboardInterrupt(), "RuntimeError('KeyboardInterrupt in a run')"),
     ],
 )
-async def test_failing_run_fails_its_calls_alone(running: Running, failure: BaseException, reply: str) -> None:
+async def test_failing_run_fails_its_calls_alone(running, failure, reply):
     executor = running.model().executors["full"]
     working, executor.program = executor.program, type("Failing", (Program,), {"compute": Mock(side_effect=failure)})()
-    replies: list[Any] = []
+    replies = []
     assert running.service.start(good(), None, replies.append)
     while not replies:
         await asyncio.sleep(0.001)
@@ -286,11 +277,11 @@ async def test_failing_run_fails_its_calls_alone(running: Running, failure: Base
     assert (now.fail, now.success) == (1, 1)
 
 
-async def test_runs_that_end_together_wake_the_loop_once(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_runs_that_end_together_wake_the_loop_once(running, monkeypatch):
     loop = asyncio.get_running_loop()
     spy = Mock(wraps=loop.call_soon_threadsafe)
     monkeypatch.setattr(loop, "call_soon_threadsafe", spy)
-    replied: list[Any] = []
+    replied = []
     for count in (1, 2):
         assert running.service.start(good(), None, replied.append)
         while len(running.service._ended) < count:  # without a turn of the event loop
@@ -300,7 +291,7 @@ async def test_runs_that_end_together_wake_the_loop_once(running: Running, monke
     assert [getattr(call.args[0], "__self__", None) for call in spy.call_args_list].count(running.service) == 1
 
 
-async def test_deadline_policy_uses_the_time_left(tmp_path: Path, clock: Clock) -> None:
+async def test_deadline_policy_uses_the_time_left(tmp_path, clock):
     options = ServingOptions(policy="deadline")
     async with running_service(
         tmp_path, write_sentiment, target="simulated:50", device_bound=True, serving=options
@@ -312,3 +303,42 @@ async def test_deadline_policy_uses_the_time_left(tmp_path: Path, clock: Clock) 
             clock.now = deadline - left_seconds
             answer = await running.infer(text("good"), deadline)
             assert answer.parameters["tier_reason"].string_param == reason
+
+
+EDGE = str(Path(edge.__file__).parent)
+#: Limit for a batched request, by transport: of a known form, and of a new one. CONTRIBUTING.md names the files.
+MOST_FILES = {"grpcio": (14, 21), "nghttp2": (21, 29)}
+
+
+@pytest.mark.parametrize("transport", MOST_FILES)
+@pytest.mark.parametrize("known", [True, False])
+async def test_batched_request_enters_few_files(tmp_path, monkeypatch, transport, known):
+    files = set()
+    recording = threading.Event()
+
+    def walk(frame, event, argument):
+        name = frame.f_code.co_filename
+        if event == "call" and name.startswith(EDGE) and recording.is_set():
+            files.add(name[len(EDGE) + 1 :])
+
+    monkeypatch.setattr("edge.health.supervisor._LOOK_SECONDS", 60)  # it looks at the server from time to time
+    threading.setprofile(walk)
+    sys.setprofile(walk)
+    try:
+        async with serving_here(tmp_path, transport, target="simulated:20") as channel:
+            call = channel.unary_unary(f"/{INFERENCE}/ModelInfer")
+            message = good().SerializeToString()
+            if known:
+                await call(message)
+            else:
+                await channel.unary_unary(f"/{INFERENCE}/ServerLive")(b"")  # connects
+            await asyncio.sleep(0.2)
+            recording.set()
+            await asyncio.gather(*(call(message) for _ in range(3)))
+            recording.clear()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    files -= {"runtimes/simulated.py"}  # around ONNX Runtime, as if it were a GPU
+    assert len(files) <= MOST_FILES[transport][0 if known else 1], " ".join(sorted(files))
+    assert {"serving/inference.py", "scheduling/runs.py", "scheduling/batching.py"} <= files  # it was joined

@@ -1,7 +1,5 @@
 """Latency predictions by size and tier, their correction by missed deadlines, and the failures of a tier."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np
@@ -15,21 +13,21 @@ from tests.support.jobs import executor_of
 NEAR = LatencyEstimate(at=0.0, seconds=0.9, left_seconds=1.0)
 
 
-def table(known: dict[int, float], repeats: float = 1.0) -> LatencyModel:
+def table(known, repeats=1.0):
     table = LatencyModel()
     for size, seconds in known.items():
         table.observe(size, seconds, repeats)
     return table
 
 
-def test_empty_table_predicts_nothing() -> None:
+def test_empty_table_predicts_nothing():
     empty, executor = LatencyModel(), executor_of(lambda rows: rows, max_rows=4)
     assert (empty.seconds(1), empty.usual_seconds(1), empty.seconds_per_element()) == (None, None, None)
     assert not empty.is_brief(1, time.monotonic())
     assert (executor.run_seconds(1), executor.seconds(3, 9, 9)) == (0, 0)
 
 
-def test_each_run_moves_mean_deviation_and_median() -> None:
+def test_each_run_moves_mean_deviation_and_median():
     learnt = table({4: 0.1})
     for run, mean, deviation, median in (
         (None, 0.1, 0.0125, 0.1),
@@ -44,7 +42,7 @@ def test_each_run_moves_mean_deviation_and_median() -> None:
     assert learnt.usual_seconds(100) is None
 
 
-def test_repeats_are_learnt_apart_from_the_time_of_one() -> None:
+def test_repeats_are_learnt_apart_from_the_time_of_one():
     learnt = table({16: 0.004}, repeats=2)
     assert (learnt.seconds(16), learnt.seconds_per_element()) == pytest.approx((0.004, 0.004 / 16))
     learnt.observe(16, 0.006, 6)  # of 0.001 s each
@@ -61,19 +59,19 @@ def test_repeats_are_learnt_apart_from_the_time_of_one() -> None:
     ("size", "seconds"),
     [(0, 0.1), (1, 0.1), (16, 0.1), (17, 0.1), (18, 0.1125), (32, 0.2), (40, 0.25), (64, 0.4), (70, 0.4), (128, 0.8)],
 )
-def test_unknown_sizes_are_interpolated_and_above_all_of_them_extrapolated(size: int, seconds: float) -> None:
+def test_unknown_sizes_are_interpolated_and_above_all_of_them_extrapolated(size, seconds):
     learnt = table({64: 0.4, 16: 0.1})
     expected = pytest.approx(seconds, rel=0.1 if size == 70 else 1e-6)
     assert (learnt.seconds(size), (learnt.seconds(size, 2) or 0) / 1.25) == (expected, expected)
 
 
-def test_sizes_share_a_bucket_within_an_eighth_of_an_octave() -> None:
+def test_sizes_share_a_bucket_within_an_eighth_of_an_octave():
     learnt = table({1: 0.1, 2: 0.2, 64: 0.4})
     assert [size for size in (1, 2, 3, 58, 59, 69, 70) if learnt.usual_seconds(size) is not None] == [1, 2, 59, 69]
     assert table({1: 0.1, 16: 0.4, 64: 3.2}).seconds_per_element() == pytest.approx(0.025)
 
 
-def test_runs_are_brief_below_a_limit_unless_one_was_long() -> None:
+def test_runs_are_brief_below_a_limit_unless_one_was_long():
     now = time.monotonic()
     assert [table({1: seconds}).is_brief(1, now) for seconds in (0.000249, 0.00025)] == [True, False]
     learnt = table({1: 1e-5})
@@ -83,7 +81,7 @@ def test_runs_are_brief_below_a_limit_unless_one_was_long() -> None:
     assert [learnt.is_brief(1, at) for at in (now + 30, time.monotonic() + 30)] == [False, True]
 
 
-def test_prediction_of_waiting_requests_adds_up_their_runs() -> None:
+def test_prediction_of_waiting_requests_adds_up_their_runs():
     joined, alone = executor_of(lambda rows: rows, max_rows=4), executor_of(lambda rows: rows, max_delay_seconds=1.0)
     for size, seconds in ((1, 0.08), (2, 0.16), (4, 0.24)):
         joined.latency.observe(size, seconds)
@@ -98,7 +96,7 @@ def test_prediction_of_waiting_requests_adds_up_their_runs() -> None:
     assert alone.max_delay_seconds == 0  # nothing could join it
 
 
-def test_tier_is_suspect_after_three_failures_that_the_request_did_not_cause() -> None:
+def test_tier_is_suspect_after_three_failures_that_the_request_did_not_cause():
     failures = FailureTracker()
     text = {"given": "g", "expected": "e", "fix": "f"}
     states = []
@@ -114,7 +112,7 @@ def test_tier_is_suspect_after_three_failures_that_the_request_did_not_cause() -
     assert (failures.count, failures.suspect) == (1, True)
 
 
-def test_missed_deadlines_raise_the_factor_and_met_ones_lower_it() -> None:
+def test_missed_deadlines_raise_the_factor_and_met_ones_lower_it():
     correction = LatencyCorrection()
     correction.answered(1.0, NEAR)  # at the deadline
     assert correction.factor(1.0) == 1.0
@@ -126,7 +124,7 @@ def test_missed_deadlines_raise_the_factor_and_met_ones_lower_it() -> None:
     assert correction.factor(1e9) == 1.0
 
 
-def test_factor_rises_no_further_than_the_predictions_were_wrong() -> None:
+def test_factor_rises_no_further_than_the_predictions_were_wrong():
     correction, later = LatencyCorrection(), NEAR._replace(at=10.0)
     factors = []
     for _ in range(3):
@@ -140,7 +138,7 @@ def test_factor_rises_no_further_than_the_predictions_were_wrong() -> None:
     assert correction.factor(50.0) == 2.5
 
 
-def test_leaving_the_queue_counts_from_shortly_before_the_deadline() -> None:
+def test_leaving_the_queue_counts_from_shortly_before_the_deadline():
     correction = LatencyCorrection()
     later = NEAR._replace(at=10.0)
     correction.abandoned(10.994, later)
@@ -151,8 +149,8 @@ def test_leaving_the_queue_counts_from_shortly_before_the_deadline() -> None:
     assert correction.factor(10.9) == pytest.approx(1.25 * 0.999)
 
 
-def test_estimates_far_below_the_deadline_prove_nothing() -> None:
-    def factors(seconds: float) -> tuple[float, float]:
+def test_estimates_far_below_the_deadline_prove_nothing():
+    def factors(seconds):
         """Raise the factor by an estimate, from 1 and from 1.25."""
         fresh, raised = LatencyCorrection(), LatencyCorrection()
         raised.answered(2.0, NEAR)

@@ -1,18 +1,14 @@
 """Import rules of the architecture, read from the sources, and the generated messages."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import subprocess
 import sys
 from itertools import permutations
-from pathlib import Path
 from typing import get_args
 
 import pytest
 from google.protobuf import descriptor_pool
-from google.protobuf.descriptor import Descriptor
 from google.protobuf.descriptor_pb2 import DescriptorProto
 from tritonclient.grpc import service_pb2  # noqa: F401 (it adds its messages to the default pool)
 
@@ -27,7 +23,6 @@ from tests.support.imports import (
     ORDER,
     ROOT,
     WRITTEN,
-    Import,
     graph_of,
     imports,
     module_of,
@@ -40,7 +35,7 @@ from tests.support.imports import (
 
 HEAVY = ("torch", "tensorrt", "tensorrt_rtx", "onnxruntime", "onnx", "pycuda", "opentelemetry", "matplotlib", "PIL")
 #: Package to the only parts of edge/ that may import it. TensorRT is imported by import_module only, see below.
-OWNERS: dict[str, tuple[str, ...]] = {
+OWNERS = {
     "grpc": (*("edge/client/", "edge/grpcio/", "edge/bench/sender.py", GENERATED),),
     "grpc_health": ("edge/rpc/",),
     "grpc_reflection": ("edge/rpc/",),
@@ -66,11 +61,11 @@ FOR_EXPORT = {
 }
 
 
-def users_of(package: str) -> set[str]:
+def users_of(package):
     return {found.file for found in imports(EDGE) if found.is_of(package)}
 
 
-def test_packages_are_imported_by_their_owners_only() -> None:
+def test_packages_are_imported_by_their_owners_only():
     for package, owners in OWNERS.items():
         users = users_of(package)
         assert [file for file in users if not file.startswith(owners)] == []
@@ -79,7 +74,7 @@ def test_packages_are_imported_by_their_owners_only() -> None:
     assert not eager
 
 
-def test_imports_by_name() -> None:
+def test_imports_by_name():
     """TensorRT is imported by a string, and nothing else is but commands and the client's names."""
     ways = {"import_module", "__import__", "load", "spec_from_file_location", "exec", "eval", "run_module", "run_path"}
     found = set()
@@ -98,7 +93,7 @@ def test_imports_by_name() -> None:
     assert set(get_args(Flavor)) == {"tensorrt", "tensorrt_rtx"}
 
 
-def test_few_files_read_the_environment() -> None:
+def test_few_files_read_the_environment():
     names = {"environ", "environb", "getenv", "putenv"}
     readers = {
         name_of(path)
@@ -113,10 +108,10 @@ def test_few_files_read_the_environment() -> None:
     assert readers == {"edge/runtimes/cache.py", "edge/health/supervisor.py", "edge/cli/doctor.py", serve, script, jobs}
 
 
-def test_no_part_of_edge_imports_a_later_one() -> None:
+def test_no_part_of_edge_imports_a_later_one():
     assert {part_of(module_of(path)) for path in EDGE} - {""} == set(ORDER)
 
-    def is_upward(found: Import) -> bool:
+    def is_upward(found):
         here, there = part_of(found.file.removesuffix(".py").replace("/", ".")), part_of(found.module)
         return found.is_of("edge") and {here, there} <= set(ORDER) and ORDER.index(here) < ORDER.index(there)
 
@@ -126,12 +121,12 @@ def test_no_part_of_edge_imports_a_later_one() -> None:
 
 
 @pytest.mark.parametrize("files", [WRITTEN, EXPORT], ids=["edge", "export"])
-def test_no_module_imports_itself_in_a_circle(files: list[object]) -> None:
-    graph = graph_of(files)  # type: ignore[arg-type]
+def test_no_module_imports_itself_in_a_circle(files):
+    graph = graph_of(files)
     assert not [module for module in graph if module in reached(graph, module)]
 
 
-def test_messages_commands_and_transports_stay_in_their_packages() -> None:
+def test_messages_commands_and_transports_stay_in_their_packages():
     users = {file for file in users_of("edge.pb") if not file.startswith(GENERATED)}
     assert {file.split("/")[1] for file in users} == USERS_OF_MESSAGES
     assert all(file.startswith("edge/cli/") for file in users_of("edge.cli"))
@@ -140,7 +135,7 @@ def test_messages_commands_and_transports_stay_in_their_packages() -> None:
         assert {file for file in users if not file.startswith(f"edge/{transport}/")} == {"edge/assembly.py"}
 
 
-def test_export_reaches_no_part_of_the_server() -> None:
+def test_export_reaches_no_part_of_the_server():
     graph = graph_of([*EDGE, *EXPORT], only_at_import=True)
     for found in imports(EXPORT):
         assert not found.is_of("grpc")
@@ -149,7 +144,7 @@ def test_export_reaches_no_part_of_the_server() -> None:
         assert not wrong, f"{found.file}:{found.line} by {found.module}"
 
 
-def test_no_room_of_export_imports_a_later_one_and_no_paper_another() -> None:
+def test_no_room_of_export_imports_a_later_one_and_no_paper_another():
     assert {part_of(module_of(path)) for path in EXPORT} - {""} == set(EXPORT_ORDER)
     levels = {name: level for level, name in enumerate(EXPORT_ORDER)}
     for found in imports(EXPORT):
@@ -163,14 +158,14 @@ def test_no_room_of_export_imports_a_later_one_and_no_paper_another() -> None:
         assert not [found for found in uses if found.is_of(f"export.papers.{other}")]
 
 
-def imported_by(*modules: str) -> set[str]:
+def imported_by(*modules):
     """Return the modules that a new process has loaded after it imported ``modules``."""
     code = f"import {', '.join(modules)}, sys; print('\\n'.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
 
-def test_imports_load_no_runtime() -> None:
+def test_imports_load_no_runtime():
     assert not {"numpy", "msgspec", "grpc", "click", *HEAVY} & imported_by("edge")
     modules = [module_of(path) for path in EDGE]
     loaded = imported_by(*modules)
@@ -178,7 +173,7 @@ def test_imports_load_no_runtime() -> None:
     assert not set(HEAVY) & loaded
 
 
-def test_server_models_and_commands_load_without_grpc() -> None:
+def test_server_models_and_commands_load_without_grpc():
     wanted = ["runtimes.build", "server", "http2.server", "rest.paths", "__main__"]
     commands = [module_of(path) for path in EDGE if path.parent.name == "cli"]
     assert "grpc" not in imported_by(*(f"edge.{module}" for module in wanted), *commands)
@@ -189,7 +184,7 @@ THEIRS = descriptor_pool.Default()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("grpc_tools") is None, reason="grpc_tools (extra 'dev') generates them")
-def test_generated_files_are_fresh(tmp_path: Path) -> None:
+def test_generated_files_are_fresh(tmp_path):
     subprocess.run([sys.executable, ROOT / "proto" / "generate.py", tmp_path], check=True)
     made = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert len(made) == 6
@@ -199,14 +194,14 @@ def test_generated_files_are_fresh(tmp_path: Path) -> None:
     assert kept == {name.name for name in made} | {"__init__.py", "pool.py"}
 
 
-def fields(message: Descriptor) -> dict[str, bytes]:
+def fields(message):
     """Return everything of each field that both sides of a wire must agree on."""
     described = DescriptorProto()
     message.CopyToProto(described)
     return {field.name: field.SerializeToString() for field in described.field}
 
 
-def test_messages_enums_and_rpcs_are_tritons() -> None:
+def test_messages_enums_and_rpcs_are_tritons():
     messages, enums = list(OURS.message_types_by_name.values()), list(OURS.enum_types_by_name.values())
     while messages:
         message = messages.pop()

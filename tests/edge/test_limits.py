@@ -1,11 +1,9 @@
-"""Limits for one client, overload, and malformed and hostile clients: bytes on sockets, to the whole server."""
-
-from __future__ import annotations
+"""Limits for one client, malformed and hostile clients, and listening ports: bytes on sockets."""
 
 import asyncio
+import socket
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import grpc
 import numpy as np
@@ -13,20 +11,21 @@ import psutil
 import pytest
 from hyperframe.frame import ContinuationFrame, HeadersFrame, PingFrame
 
+from edge.connections.listener import Listener
+from edge.connections.quota import Quota
+from edge.errors import UsageError
 from edge.grpcio.server import generic_handlers
 from edge.pb import inference_pb2 as pb
-from edge.pb import telemetry_pb2, telemetry_pb2_grpc
 from edge.rpc.limits import Limits
-from edge.server import Ready
 from tests.support.http2_client import RawClient, Subject, serving
 from tests.support.metrics import wait_until
-from tests.support.server_models import QUEUE_SIZE, Stub, busy
+from tests.support.server_models import busy
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
 
 
 @asynccontextmanager
-async def echo(limits: Limits, transport: str) -> AsyncIterator[int]:
+async def echo(limits, transport):
     if transport == "nghttp2":
         async with serving(Subject(), limits) as port:
             yield port
@@ -42,7 +41,7 @@ async def echo(limits: Limits, transport: str) -> AsyncIterator[int]:
         await server.stop(0)
 
 
-async def test_silent_connection_closes(transport: str) -> None:
+async def test_silent_connection_closes(transport):
     async with echo(Limits(handshake_seconds=0.3), transport) as port:
         started = time.monotonic()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -51,7 +50,7 @@ async def test_silent_connection_closes(transport: str) -> None:
         assert 0.2 < time.monotonic() - started < 2
 
 
-async def test_idle_connection_closes_and_the_client_reconnects(transport: str) -> None:
+async def test_idle_connection_closes_and_the_client_reconnects(transport):
     async with echo(Limits(idle_seconds=0.3), transport) as port:
         async with RawClient(port) as client:
             await client.greet().end()
@@ -61,7 +60,7 @@ async def test_idle_connection_closes_and_the_client_reconnects(transport: str) 
                 await asyncio.sleep(0.6)
 
 
-async def test_number_of_connections_is_limited(transport: str) -> None:
+async def test_number_of_connections_is_limited(transport):
     async with echo(Limits(max_connections=4), transport) as port, AsyncExitStack() as stack:
         clients = []
         for _ in range(6):
@@ -72,7 +71,7 @@ async def test_number_of_connections_is_limited(transport: str) -> None:
         assert [bool(client.frames) for client in clients] == [True] * 4 + [False] * 2
 
 
-async def pinged(port: int, count: int, pause: float = 0.0) -> RawClient:
+async def pinged(port, count, pause=0.0):
     async with RawClient(port) as client:
         client.greet()
         for number in range(count):
@@ -82,14 +81,14 @@ async def pinged(port: int, count: int, pause: float = 0.0) -> RawClient:
         return client
 
 
-async def test_flood_of_pings_ends_the_connection(server: Ready) -> None:
+async def test_flood_of_pings_ends_the_connection(server):
     for count in (100, Limits.max_ping_strikes + 2):
         assert (await pinged(server.grpc_port, count)).closed
     client = await pinged(server.grpc_port, Limits.max_ping_strikes)
     assert (client.closed, client.goaway) == (False, None)
 
 
-async def test_slow_pings_are_answered(transport: str) -> None:
+async def test_slow_pings_are_answered(transport):
     async with echo(Limits(min_ping_seconds=0.05, max_ping_strikes=2), transport) as port:
         client = await pinged(port, 6, pause=0.12)
         assert (client.closed, len(client.pongs)) == (False, 6)
@@ -97,7 +96,7 @@ async def test_slow_pings_are_answered(transport: str) -> None:
 
 
 @pytest.mark.parametrize(("size", "fits"), [(7000, True), (8192, False), (2**20, False)])
-def test_size_of_headers_is_limited(channel: grpc.Channel, size: int, fits: bool, transport: str) -> None:
+def test_size_of_headers_is_limited(channel, size, fits, transport):
     live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
     if fits:
         assert live(b"", metadata=[("x", "y" * size)], timeout=10)
@@ -110,7 +109,7 @@ def test_size_of_headers_is_limited(channel: grpc.Channel, size: int, fits: bool
     assert caught.value.code() is code
 
 
-async def test_calls_above_the_limit_fail_alone(transport: str) -> None:
+async def test_calls_above_the_limit_fail_alone(transport):
     async with (
         echo(Limits(max_concurrent_streams=2), transport) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
@@ -132,28 +131,28 @@ ALLOWED_GROWTH_BYTES = 16 * 2**20
 
 
 class Watched:
-    def __init__(self, server: Ready) -> None:
+    def __init__(self, server):
         self._process = psutil.Process(server.process_id)
         self._files, self._bytes = self._process.num_fds(), self._process.memory_info().rss
 
-    def grown(self) -> int:
+    def grown(self):
         return int(self._process.memory_info().rss - self._bytes)
 
-    def has_closed_files(self) -> bool:
+    def has_closed_files(self):
         return wait_until(lambda: self._process.num_fds() <= self._files)
 
 
 @pytest.fixture
-def watched(server: Ready, stub: Stub) -> Watched:
+def watched(server, stub):
     stub.ServerLive(pb.ServerLiveRequest())  # so that the connection of this client is open
     return Watched(server)
 
 
-def is_served(stub: Stub) -> bool:
+def is_served(stub):
     return bool(stub.ModelInfer(busy(3), timeout=10).raw_output_contents[0] == np.int64(3).tobytes())
 
 
-async def test_endless_headers_take_no_memory(server: Ready, stub: Stub, watched: Watched, transport: str) -> None:
+async def test_endless_headers_take_no_memory(server, stub, watched, transport):
     """The CONTINUATION flood: 20 MB of headers, none of them the last."""
     async with RawClient(server.grpc_port) as client:
         await client.greet().agreed()
@@ -167,63 +166,71 @@ async def test_endless_headers_take_no_memory(server: Ready, stub: Stub, watched
     assert watched.has_closed_files()
 
 
-Take = Callable[[float], int]
+async def test_port_survives_a_lack_of_files(monkeypatch):
+    """Accepting fails while the process has no file, and goes on afterwards."""
+    import resource
+
+    made = []
+
+    def protocol(share):
+        made.append(share)
+        return asyncio.Protocol()
+
+    listener = Listener("http", Quota(100, 100, 100), 10, protocol)
+    port = await listener.open("127.0.0.1", 0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    try:
+        with suppress(OSError):
+            while True:
+                files.append(open("/dev/null"))  # noqa: SIM115 (they are held open)
+        files.pop().close()
+        _, writer = await asyncio.open_connection("127.0.0.1", port)  # it takes the last file
+        await asyncio.sleep(0.2)
+        assert not made
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for file in files:
+            file.close()
+    await asyncio.sleep(0.3)
+    assert len(made) == 1
+    writer.close()
+    await listener.close()
 
 
-def answer(call: grpc.Future) -> int:
-    return int(np.frombuffer(call.result().raw_output_contents[0], np.int64)[0])
+async def test_flood_of_connections_takes_turns_with_the_rest_of_the_server():
+    class Closing(asyncio.Protocol):
+        def connection_made(self, transport):
+            transport.close()
+
+    quota = Quota(100, 100, 100)
+    listener = Listener("http", quota, 100, lambda share: Closing())
+    port = await listener.open("127.0.0.1", 0)
+    clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(50)]
+    turns, most, before = 0, 0, 0
+    while before < len(clients):
+        await asyncio.sleep(0)
+        turns, now = turns + 1, quota.connections
+        most, before = max(most, now - before), now
+    await asyncio.sleep(0.1)
+    await listener.close()
+    for client in clients:
+        client.close()
+    assert most < 5, turns
 
 
-def test_full_queue_rejects_requests_and_recovers(
-    stub: Stub, telemetry: telemetry_pb2_grpc.TelemetryStub, take: Take
-) -> None:
-    first = stub.ModelInfer.future(busy(take(1.0)))
-    time.sleep(0.1)  # it is the first to arrive
-    others = [stub.ModelInfer.future(busy(1)) for _ in range(QUEUE_SIZE + 20)]
-    codes = [other.code() for other in others]
-    assert first.code() is grpc.StatusCode.OK
-    assert set(codes) == {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
-    # The queue holds so many; more get through only if the first ends before the last of them arrives.
-    assert codes.count(grpc.StatusCode.OK) >= QUEUE_SIZE
-    rejected = next(other for other in others if other.code() is not grpc.StatusCode.OK)
-    assert f"queue: got {QUEUE_SIZE} waiting requests" in rejected.details()
-    (after_ms,) = [int(value) for key, value in rejected.trailing_metadata() if key == "retry-after-ms"]
-    assert 1 <= after_ms < 10_000
-    assert wait_until(lambda: telemetry.Get(telemetry_pb2.GetRequest()).queue_depth == 0, 10)
-    assert answer(stub.ModelInfer.future(busy(1))) == 1
+async def test_all_addresses_of_a_host_have_one_port(monkeypatch):
+    addresses = ("127.0.0.1", "127.0.0.2", "192.0.2.1")  # the last one is none of this machine
 
+    async def resolve(host, port, **options):
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
 
-@pytest.mark.parametrize(("timeout_us", "timeout"), [(100_000, 30), (0, 0.1), (60_000_000, 0.1)])
-def test_request_leaves_the_queue_at_its_earliest_deadline(
-    stub: Stub, telemetry: telemetry_pb2_grpc.TelemetryStub, take: Take, timeout_us: int, timeout: float
-) -> None:
-    def reading() -> tuple[int, dict[tuple[str, str], int]]:
-        now = telemetry.Get(telemetry_pb2.GetRequest())
-        (model,) = [model for model in now.models if model.name == "busy"]
-        return now.queue_bytes, {(drop.reason, drop.place): drop.count for drop in model.drops}
-
-    key = ("DeadlineExceeded", "queued")
-    before = reading()[1].get(key, 0)
-    long = stub.ModelInfer.future(busy(take(0.8)))
-    time.sleep(0.1)
-    late = stub.ModelInfer.future(busy(1, timeout_us=timeout_us), timeout=timeout)
-    assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert not long.done()
-    assert wait_until(lambda: (reading()[0], reading()[1].get(key, 0)) == (0, before + 1), 10)
-    assert answer(long) > 1
-
-
-def test_higher_priority_goes_first(stub: Stub, take: Take) -> None:
-    holding = stub.ModelInfer.future(busy(take(0.5)))
-    time.sleep(0.05)
-    done: list[int] = []
-    calls = []
-    for priority in (10, 1, 0):  # 0 is the default, 5
-        request = busy(1)
-        request.parameters["priority"].int64_param = priority
-        calls.append(stub.ModelInfer.future(request))
-        calls[-1].add_done_callback(lambda _, priority=priority: done.append(priority))
-        time.sleep(0.02)
-    assert all(answer(call) for call in (holding, *calls))
-    assert wait_until(lambda: len(done) == 3)
-    assert done == [1, 0, 10]
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    listener = Listener("http", Quota(100, 100, 100), 100, lambda share: asyncio.Protocol())
+    port = await listener.open("many", 0)
+    assert [each.getsockname() for each in listener._sockets] == [(each, port) for each in addresses[:2]]
+    await listener.close()
+    addresses = addresses[2:]
+    with pytest.raises(UsageError, match=r"^--http-port 0: got .*, expected a free port on many. Give another"):
+        await listener.open("many", 0)

@@ -1,16 +1,11 @@
 """Loading while other models serve: how long requests wait, builds, and failures that leave nothing behind."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import shutil
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,14 +19,11 @@ from edge.programs.program import Options
 from edge.repository import loader
 from edge.repository.budget import MemoryBudget
 from edge.repository.control import ModelControl
-from edge.repository.entry import Entry
 from edge.repository.loader import Loader
 from edge.repository.repository import Repository
-from edge.runner import Runner
 from edge.runtimes import cache, table
 from edge.runtimes.build import build, load_runner
 from edge.runtimes.onnxruntime import OnnxRuntimeCpu
-from edge.runtimes.runtime import Product, Source
 from edge.scheduling.scheduler import Scheduler
 from tests.support.builds import children, pause_builds, wait_for_no_children
 from tests.support.letters_model import MAX_TOKENS, write_letters_bundle
@@ -40,20 +32,18 @@ from tests.support.text_model import write_sentiment_bundle
 
 
 @pytest.fixture(params=[True, False], ids=["device", "processor"])
-def scheduler(request: pytest.FixtureRequest) -> Iterator[Scheduler]:
+def scheduler(request):
     scheduler = Scheduler(1, device_bound=request.param)
     yield scheduler
     scheduler.close()
 
 
-def test_requests_run_between_the_loads_of_tiers(
-    scheduler: Scheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    order: list[str] = []
-    threads: set[str] = set()
+def test_requests_run_between_the_loads_of_tiers(scheduler, tmp_path, monkeypatch, request):
+    order = []
+    threads = set()
     real = loader.load_with
 
-    def load_with(*arguments: Any) -> Any:
+    def load_with(*arguments):
         pool.submit(scheduler.call, lambda: order.append("request"))
         time.sleep(0.05)  # lets it reach the queue
         threads.add(threading.current_thread().name)
@@ -74,13 +64,11 @@ def test_requests_run_between_the_loads_of_tiers(
     assert not model.use.take()
 
 
-def test_failed_load_closes_earlier_tiers(
-    scheduler: Scheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    closed: list[Any] = []
+def test_failed_load_closes_earlier_tiers(scheduler, tmp_path, monkeypatch):
+    closed = []
     real = loader.load_with
 
-    def load_with(*arguments: Any) -> Any:
+    def load_with(*arguments):
         if arguments[3] == "lean":
             return real(arguments[0], Bundle.open(DATA / "broken_bundles" / "golden-wrong"), arguments[2])
         loaded = real(*arguments)
@@ -98,15 +86,13 @@ NEXT = "calculator-oracle"
 
 
 @pytest.fixture
-def builds(monkeypatch: pytest.MonkeyPatch) -> None:
+def builds(monkeypatch):
     """Let ONNX Runtime build in a child process, as TensorRT does."""
     monkeypatch.setattr(OnnxRuntimeCpu, "isolated_build", True)
 
 
 @pytest.fixture
-async def unbuilt(
-    scheduler: Scheduler, builds: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[ModelControl, Repository]]:
+async def unbuilt(scheduler, builds, tmp_path, monkeypatch):
     """Yield a repository of a model whose build pauses in the middle, and of a later one that is built."""
     write_sentiment_bundle(tmp_path / "repository" / "a-sentiment")
     build(write_oracle_bundle(tmp_path / "repository" / "z-oracle"), "onnxruntime", tmp_path / "cache")
@@ -119,7 +105,7 @@ async def unbuilt(
     assert not [path for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")]
 
 
-async def building(repository: Repository, name: str) -> Entry:
+async def building(repository, name):
     for _ in range(1000):
         found = [entry for entry in repository.named(name) if "%" in entry.reason]
         if found and children():
@@ -129,16 +115,13 @@ async def building(repository: Repository, name: str) -> Entry:
 
 
 @pytest.mark.parametrize("ending", ["unload", "unload after a load", "stop"])
-async def test_other_models_serve_during_a_build_which_can_be_cancelled(
-    unbuilt: tuple[ModelControl, Repository], ending: str
-) -> None:
+async def test_other_models_serve_during_a_build_which_can_be_cancelled(unbuilt, ending):
     control, repository = unbuilt
     starting = asyncio.create_task(control.start())
     entry = await building(repository, "sentiment")
     assert entry.state == "LOADING"
     assert re.fullmatch(r"BUILDING \d+ %(, \d+ (s|min) left)? \(tier full\)", entry.reason)
     (other,) = repository.named(NEXT)
-    assert other.model
     computed = other.model.program.compute(oracle_golden().inputs, Options("full"))
     np.testing.assert_array_equal(computed.outputs["value"], oracle_golden().outputs["value"])
     if ending == "unload":
@@ -161,9 +144,7 @@ async def test_other_models_serve_during_a_build_which_can_be_cancelled(
         assert "got a request to end it, expected none. Load the model again." in entry.reason
 
 
-async def test_reload_with_a_build_leaves_the_model_ready(
-    unbuilt: tuple[ModelControl, Repository], scheduler: Scheduler, tmp_path: Path
-) -> None:
+async def test_reload_with_a_build_leaves_the_model_ready(unbuilt, scheduler, tmp_path):
     control, repository = unbuilt
     await control.start([NEXT])
     (entry,) = repository.named(NEXT)
@@ -180,9 +161,7 @@ async def test_reload_with_a_build_leaves_the_model_ready(
         await reloading
 
 
-async def test_builds_that_are_off_or_impossible_are_explained(
-    scheduler: Scheduler, builds: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_builds_that_are_off_or_impossible_are_explained(scheduler, builds, tmp_path, caplog):
     path = write_oracle_bundle(tmp_path / "repository" / "oracle").path
     cache = tmp_path / "cache"
     repository = Repository(path.parent, Loader(scheduler, "onnxruntime", cache, build=False))
@@ -199,7 +178,7 @@ async def test_builds_that_are_off_or_impossible_are_explained(
     assert expected in entry.reason
 
 
-async def test_unknown_model_is_not_ready_while_the_directory_is_read(scheduler: Scheduler, tmp_path: Path) -> None:
+async def test_unknown_model_is_not_ready_while_the_directory_is_read(scheduler, tmp_path):
     """Clients repeat a request that is not ready, and not one for an unknown model."""
     path = write_oracle_bundle(tmp_path / "repository" / "oracle").path
     repository = Repository(path.parent, Loader(scheduler, "onnxruntime", tmp_path / "cache"))
@@ -214,20 +193,17 @@ async def test_unknown_model_is_not_ready_while_the_directory_is_read(scheduler:
 class Unable(OnnxRuntimeCpu):
     name = "unable"
 
-    def load(self, source: Source, built: Product | None) -> Runner:
+    def load(self, source, built):
         raise BackendError(source.subject, given="this model", expected="another", fix="Take another runtime.")
 
 
-async def test_auto_chooses_the_first_runtime_that_loads_the_model(
-    scheduler: Scheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_auto_chooses_the_first_runtime_that_loads_the_model(scheduler, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(table, "RUNTIMES", {"unable": Unable, **table.RUNTIMES})
     bundle = write_oracle_bundle(tmp_path / "repository" / "oracle")
     repository = Repository(tmp_path / "repository", Loader(scheduler, cache=tmp_path / "cache"))
     control = ModelControl(repository, "none")
     await control.start()
     (entry,) = repository
-    assert entry.model
     assert entry.model.runtime.name != "unable"
     reason = entry.model.runtime.reason
     assert reason.startswith("unable failed: ")
@@ -239,10 +215,8 @@ async def test_auto_chooses_the_first_runtime_that_loads_the_model(
         load_runner(bundle, "unable", tmp_path / "cache")
 
 
-def test_a_build_is_read_once_and_a_broken_one_is_built_again(
-    scheduler: Scheduler, builds: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reads: list[Path] = []
+def test_a_build_is_read_once_and_a_broken_one_is_built_again(scheduler, builds, tmp_path, monkeypatch):
+    reads = []
     real, runtime = cache.read_recorded, table.choose("onnxruntime")
     monkeypatch.setattr(cache, "read_recorded", lambda path, *rest: reads.append(path) or real(path, *rest))
     (tmp_path / "proc").mkdir()
@@ -251,11 +225,11 @@ def test_a_build_is_read_once_and_a_broken_one_is_built_again(
     budget.learn(bundle, 10_000_000)  # so that there is memory for one load
     loader = Loader(scheduler, "onnxruntime", tmp_path / "cache", budget=budget)
 
-    def progress() -> list[str]:
-        reported: list[str] = []
+    def progress():
+        reported = []
         reads.clear()
 
-        def report(text: str) -> None:
+        def report(text):
             reported.append(text.partition(" ")[0])
             with budget.reserved(bundle, runtime):  # a build reserves nothing
                 pass
@@ -273,7 +247,7 @@ def test_a_build_is_read_once_and_a_broken_one_is_built_again(
     assert "BUILDING" not in progress()
 
 
-def test_golden_texts_have_a_length_of_their_own_and_must_be_repeated(scheduler: Scheduler, tmp_path: Path) -> None:
+def test_golden_texts_have_a_length_of_their_own_and_must_be_repeated(scheduler, tmp_path):
     loader = Loader(scheduler, "onnxruntime", tmp_path / "cache")
     bundle = write_letters_bundle(tmp_path / "more", max_tokens=MAX_TOKENS + 8)
     loader.close(loader.load_model(bundle))

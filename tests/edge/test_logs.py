@@ -1,19 +1,13 @@
 """Levels, formats and changes of the server's log."""
 
-from __future__ import annotations
-
 import logging
 import re
 import socket
 from contextlib import closing
 from contextvars import copy_context
-from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
-import tritonclient.grpc as triton
-from tritonclient.utils import InferenceServerException
 
 from edge.errors import InvalidRequest, Unsupported
 from edge.instruments.logs import ABOUT, LEVELS, About, Logs
@@ -22,7 +16,7 @@ from tests.support.server_processes import served
 OURS, OTHERS = logging.getLogger("edge.of.this.test"), logging.getLogger("another.library")
 
 
-def written(capsys: pytest.CaptureFixture[str]) -> list[str]:
+def written(capsys):
     """Log a message of each level, from this program and from a library, and return what is written."""
     capsys.readouterr()
     for logger, name in ((OURS, "ours"), (OTHERS, "others")):
@@ -32,13 +26,13 @@ def written(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 @pytest.mark.parametrize(("level", "count"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)])
-def test_levels(capsys: pytest.CaptureFixture[str], level: str, count: int) -> None:
+def test_levels(capsys, level, count):
     with closing(Logs(level)):
         assert written(capsys) == [f"{name} {level}" for name in ("ours", "others") for level in LEVELS[-count:]]
     assert written(capsys) == []
 
 
-def test_each_level_can_be_changed_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_level_can_be_changed_alone(capsys):
     with closing(Logs()) as logs:
         logs.change({"log_info": False, "log_error": False, "log_verbose_level": 1})
         assert written(capsys) == ["ours debug", "ours warning", "others warning"]
@@ -48,7 +42,7 @@ def test_each_level_can_be_changed_alone(capsys: pytest.CaptureFixture[str]) -> 
         assert written(capsys) == []
 
 
-def test_disconnected_clients_of_grpcio_are_logged_only_when_verbose(capsys: pytest.CaptureFixture[str]) -> None:
+def test_disconnected_clients_of_grpcio_are_logged_only_when_verbose(capsys):
     core, disconnected = logging.getLogger("grpc._cython.cygrpc"), "ExecuteBatchError raised in core by servicer method"
     with closing(Logs()) as logs:
         core.error(disconnected)
@@ -60,10 +54,10 @@ def test_disconnected_clients_of_grpcio_are_logged_only_when_verbose(capsys: pyt
         assert capsys.readouterr().err.endswith(f"ERROR grpc._cython.cygrpc: {disconnected}\n")
 
 
-def test_messages_name_their_request_and_clients_cannot_forge_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_messages_name_their_request_and_clients_cannot_forge_a_line(capsys):
     forged = 'x"\n2026-01-01 ERROR forged'
 
-    def log() -> None:
+    def log():
         ABOUT.set(About("m", forged))
         try:
             raise ValueError("why")
@@ -86,10 +80,8 @@ def test_messages_name_their_request_and_clients_cannot_forge_a_line(capsys: pyt
 
 
 @pytest.mark.parametrize("log_format", ["default", "json"])
-def test_messages_are_bounded_and_safe_for_a_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, log_format: str
-) -> None:
-    def log() -> None:
+def test_messages_are_bounded_and_safe_for_a_terminal(capsys, monkeypatch, log_format):
+    def log():
         ABOUT.set(About("m" * 10**6, "r" * 10**6))
         try:
             raise ValueError("\x1b[2J\n2026-01-01 ERROR forged" + "x" * 10**6)
@@ -108,7 +100,7 @@ def test_messages_are_bounded_and_safe_for_a_terminal(
     assert written.encode()
 
 
-def test_paths_of_http_requests_are_escaped_and_queries_left_out(tmp_path: Path) -> None:
+def test_paths_of_http_requests_are_escaped_and_queries_left_out(tmp_path):
     lines = (
         b"GET /v2/models/a%%1b[2J?token=%s HTTP/1.1",
         b"GET /a?b'%s HTTP/1.1",
@@ -130,7 +122,7 @@ def test_paths_of_http_requests_are_escaped_and_queries_left_out(tmp_path: Path)
     assert "\x1b" not in log
 
 
-def test_wrong_setting_changes_none() -> None:
+def test_wrong_setting_changes_none():
     for wrong, error, message in (
         ({"zz": True}, InvalidRequest, "log setting: got 'zz', expected one of log_file, log_info, "),
         ({"log_info": 1}, InvalidRequest, "log setting 'log_info': got 1, expected a value of type bool. "),
@@ -145,32 +137,3 @@ def test_wrong_setting_changes_none() -> None:
                 logs.change({"log_info": False, "log_verbose_level": 1, **wrong})
             assert logs.settings == before
             logs.change({"log_file": ""})
-
-
-def test_tritonclient_changes_the_log_of_a_running_server(tmp_path: Path) -> None:
-    def refused(name: str) -> None:
-        tensor = triton.InferInput("x", [1], "FP32").set_data_from_numpy(np.zeros(1, np.float32))
-        with pytest.raises(InferenceServerException):
-            client.infer(name, [tensor])
-
-    with served(tmp_path, "--allow-log-settings") as server:
-        with triton.InferenceServerClient(f"127.0.0.1:{server.ready.grpc_port}") as client:
-            assert "logging" in client.get_server_metadata().extensions
-            first = client.get_log_settings(as_json=True)["settings"]
-            refused("before")
-            new = {"log_verbose_level": 1, "log_format": "ISO8601"}
-            changed = client.update_log_settings(new, as_json=True)["settings"]
-            expected = {"log_verbose_level": {"uint32_param": 1}, "log_format": {"string_param": "ISO8601"}}
-            assert changed == {**first, **expected}
-            refused("meanwhile")
-            client.update_log_settings({"log_verbose_level": 0})
-            trace = client.get_trace_settings(as_json=True)["settings"]
-            same = {"trace_level": None, "trace_rate": "1000"}
-            assert client.update_trace_settings(settings=same, as_json=True)["settings"] == trace
-            with pytest.raises(InferenceServerException, match="--trace-endpoint"):
-                client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS"]})
-        server.process.terminate()
-        code, log = server.end()
-    assert code == 0
-    assert re.search(r"^\S+Z DEBUG edge.rpc.methods: ModelInfer: Request for unknown model 'meanwhile'", log, re.M)
-    assert "'before'" not in log

@@ -1,36 +1,27 @@
 """Loops: sessions of rows that end independently, continuous batching in the scheduler, limits and golden checks."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import re
 import time
 import weakref
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-import pytest_asyncio
 
 from edge.bundles import rules
-from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import TensorSpec
 from edge.errors import BundleError, DeadlineExceeded, InvalidRequest, Overloaded, RunnerError
 from edge.instruments.metrics import ModelNow
 from edge.instruments.snapshot import LoopEnd
 from edge.instruments.statistics import ModelStatistics
-from edge.pb import inference_pb2 as pb
-from edge.programs.loop import Loop
 from edge.programs.program import Joining, LoopLimits, Options
 from edge.protocol import LOOPS, STOPPED
 from edge.scheduling.tier_executor import ServingOptions
 from edge.telemetry.metrics import families
 from edge.telemetry.telemetry import request_metrics
-from tests.support.in_process import Running, running_service
+from tests.support.in_process import running_service
 from tests.support.loop_model import (
     ENDLESS,
     FAILING,
@@ -48,11 +39,11 @@ from tests.support.sample_requests import expression
 FULL = Options("full")
 
 
-def limited(max_loops: int, tolerance: float = 0.1) -> Options:
+def limited(max_loops, tolerance=0.1):
     return Options("full", LoopLimits(max_loops, tolerance))
 
 
-def test_rows_stop_at_their_tolerance_or_budget(loop: Loop) -> None:
+def test_rows_stop_at_their_tolerance_or_budget(loop):
     computed = loop.compute({"xs": prompt(1, 2, ENDLESS)}, FULL)
     assert computed.outputs["loops"].ravel().tolist() == computed.facts[LOOPS].tolist() == [4, 4, 20]  # 2 ** -4 < 0.1
     np.testing.assert_allclose(computed.outputs["prediction"].ravel(), [15 / 16, 15 / 8, 3], rtol=1e-5)
@@ -64,7 +55,7 @@ def test_rows_stop_at_their_tolerance_or_budget(loop: Loop) -> None:
         assert computed.outputs["loops"].tolist() == [[loops]]
 
 
-def test_requests_of_different_lengths_join_and_leave_between_steps(loop: Loop) -> None:
+def test_requests_of_different_lengths_join_and_leave_between_steps(loop):
     session = loop.session(FULL)
     session.add([Joining("short", {"xs": prompt(1, 2, tokens=2)}, limited(99, 0.5))])
     session.add([Joining("long", {"xs": prompt(2, tokens=5)}, FULL)])
@@ -83,16 +74,7 @@ def test_requests_of_different_lengths_join_and_leave_between_steps(loop: Loop) 
     assert session.rows == 0
 
 
-def test_a_request_that_cannot_be_embedded_leaves_the_session_as_it_is(loop: Loop) -> None:
-    session = loop.session(FULL)
-    session.add([Joining("good", {"xs": prompt(1)}, FULL)])
-    with pytest.raises(RunnerError):
-        session.add([Joining("bad", {"xs": np.zeros((1, 3, 2), np.float32)}, FULL)])
-    assert session.rows == 1
-    assert [one.key for _ in range(4) for one in session.step()] == ["good"]
-
-
-def test_an_embedding_of_other_rows_is_refused(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_embedding_of_other_rows_is_refused(loop, monkeypatch):
     session, embed = loop.session(FULL), loop._runners["full"].embed
     session.add([Joining("good", {"xs": prompt(1)}, FULL)])
     infer = embed.infer
@@ -108,9 +90,9 @@ def test_an_embedding_of_other_rows_is_refused(loop: Loop, monkeypatch: pytest.M
 # In the scheduler.
 
 
-@pytest_asyncio.fixture
-async def running(tmp_path: Path) -> AsyncIterator[Running]:
-    def write(repository: Path) -> None:
+@pytest.fixture
+async def running(tmp_path):
+    def write(repository):
         write_halving_bundle(repository / NAME)
         write_oracle_bundle(repository / "oracle")
 
@@ -121,7 +103,7 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
 ENDLESS_REQUEST = {"max_loops": MOST_LOOPS}
 
 
-async def test_a_short_request_overtakes_a_long_one(running: Running) -> None:
+async def test_a_short_request_overtakes_a_long_one(running):
     long = asyncio.create_task(running.infer(loop_request(ENDLESS, **ENDLESS_REQUEST)))
     await asyncio.sleep(0.05)
     begun = running.counted(NAME).batches
@@ -138,28 +120,24 @@ async def test_a_short_request_overtakes_a_long_one(running: Running) -> None:
     assert await running.at_rest(NAME)
 
 
-async def test_steps_are_seen_while_they_run_and_a_request_counts_once(running: Running) -> None:
+async def test_steps_are_seen_while_they_run_and_a_request_counts_once(running):
     long = asyncio.create_task(running.infer(loop_request(ENDLESS, max_loops=2_000)))
     seen = None
     while not long.done() and not seen:
         await asyncio.sleep(0)
         seen = running.scheduler.runs.now[0]  # what the watchdog and the energy meter read
-    assert seen
     assert (seen.executor.tier, seen.size) == ("full", 3)
     await asyncio.gather(long, running.infer(loop_request(1)))
     assert running.repository.find(NAME, "").statistics.runs()["full"].requests == 2
     assert running.scheduler.runs.now == [None]
 
 
-async def test_the_error_of_a_request_whose_client_has_gone_is_dropped(
-    running: Running, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_error_of_a_request_whose_client_has_gone_is_dropped(running, caplog):
     gc.disable()  # it would find the cycle of the error and its request, too late
     try:
         call = running.service.start(loop_request(FAILING), None, lambda end: None)
-        assert call
         assert wait_until(lambda: call.error is not None)
-        error = weakref.ref(call.error)  # type: ignore[arg-type]
+        error = weakref.ref(call.error)
         running.service.cancel(call)
         assert await running.at_rest(NAME)
         caplog.clear()
@@ -168,7 +146,7 @@ async def test_the_error_of_a_request_whose_client_has_gone_is_dropped(
         gc.enable()
 
 
-async def test_limits_of_a_request_are_checked(running: Running) -> None:
+async def test_limits_of_a_request_are_checked(running):
     xs = "input 'xs' of 'halving': got NaN or Inf, expected finite numbers"
     for message, expected in (
         (loop_request(1, max_loops=MOST_LOOPS + 1), f"got {MOST_LOOPS + 1}, expected 1 to {MOST_LOOPS}. Ask for fewer"),
@@ -185,14 +163,10 @@ async def test_limits_of_a_request_are_checked(running: Running) -> None:
         (loop_request(1, tolerance="1"), "parameter 'tolerance': got 'string_param', expected double_param or int64"),
         (loop_request(float("nan")), xs),
         (loop_request(float("inf")), xs),
-        (
-            loop_request(1, tokens=6),
-            "input 'xs' shape of 'halving': got [1, 6, 1], expected between [1, 1, 1] and",
-        ),
+        (loop_request(1, tokens=6), "input 'xs' shape of 'halving': got [1, 6, 1], expected between [1, 1, 1] and"),
     ):
-        with pytest.raises(InvalidRequest) as caught:
+        with pytest.raises(InvalidRequest, match=re.escape(expected)):
             await running.infer(message)
-        assert expected in str(caught.value)
     assert array_of(await running.infer(loop_request(1, tolerance=1)), "loops").tolist() == [1]
     await running.infer(loop_request(1))
     with pytest.raises(InvalidRequest, match=re.escape(xs)):  # also in a form that is known
@@ -209,49 +183,45 @@ async def test_limits_of_a_request_are_checked(running: Running) -> None:
 # The bundle.
 
 
-async def test_a_loop_that_does_not_reproduce_its_golden_set_is_not_served(tmp_path: Path) -> None:
+async def test_a_loop_that_does_not_reproduce_its_golden_set_is_not_served(tmp_path):
     async with running_service(tmp_path, lambda place: write_halving_bundle(place / NAME, golden_loops=3)) as running:
         entry = running.repository.find(NAME, "")
         assert "halving tier full output 'prediction'" in str(entry.reason)
 
 
-def test_broken_programs_name_the_field(loop_bundle: Bundle) -> None:
+def test_broken_programs_name_the_field(loop_bundle):
     manifest = loop_bundle.manifest
     tier = manifest.tiers[0]
     embed, step = tier.artifacts
 
-    def changed(**fields: Any) -> Any:
+    def changed(**fields):
         return msgspec.structs.replace(manifest, **fields)
 
-    def program(**fields: Any) -> Any:
+    def program(**fields):
         return changed(program=msgspec.structs.replace(manifest.program, **fields))
 
-    def files(*artifacts: Any) -> Any:
+    def files(*artifacts):
         return changed(tiers=(msgspec.structs.replace(tier, artifacts=artifacts),))
 
-    other = (TensorSpec("other", "FP32", (-1, -1, 1)), embed.outputs[1])  # type: ignore[index]
+    other = (TensorSpec("other", "FP32", (-1, -1, 1)), embed.outputs[1])
     for broken, message in (
         (program(max_loops=MOST_LOOPS + 1), f"loop max_loops: got {MOST_LOOPS + 1}, expected at most most_loops"),
         (program(residual="zz"), "m loop outputs: got ['loops', 'prediction', 'residual'], expected"),
         (program(last="zz"), "files of tier 'full': got ['last', 'prompt', 'state'], expected the inputs ['prompt', "),
         (program(next_state="zz"), "got ['next_state', 'prediction', 'residual'], expected the outputs ['prediction'"),
         (files(embed), "roles of the artifacts: got ['embed'], expected 'step' among them"),
-        (
-            files(msgspec.structs.replace(embed, outputs=other), step),
-            "expected 'state' and 'prompt', as the step",
-        ),
+        (files(msgspec.structs.replace(embed, outputs=other), step), "expected 'state' and 'prompt', as the step"),
         (files(msgspec.structs.replace(embed, golden=None), step), "golden of artifact 'embed.onnx': got none, expect"),
     ):
-        with pytest.raises(BundleError) as caught:
+        with pytest.raises(BundleError, match=re.escape(message)):
             rules.check(broken, "m")
-        assert message in str(caught.value)
 
 
-def end_of(response: pb.ModelInferResponse) -> tuple[list[int], str]:
+def end_of(response):
     return array_of(response, "loops").tolist(), response.parameters["stopped"].string_param
 
 
-async def test_a_request_gets_as_many_loops_as_fit_and_says_so(running: Running) -> None:
+async def test_a_request_gets_as_many_loops_as_fit_and_says_so(running):
     begun = time.monotonic()
     request = loop_request(1, ENDLESS, policy="deadline", **ENDLESS_REQUEST)
     response = await running.infer(request, begun + 1)
@@ -271,7 +241,7 @@ async def test_a_request_gets_as_many_loops_as_fit_and_says_so(running: Running)
     assert running.counted(NAME).failures == {"DeadlineExceeded": 1}
 
 
-async def test_requests_beside_it_go_on(running: Running) -> None:
+async def test_requests_beside_it_go_on(running):
     long = asyncio.create_task(running.infer(loop_request(ENDLESS, max_loops=20_000)))
     await asyncio.sleep(0.01)
     cut = await running.infer(loop_request(ENDLESS, policy="deadline", **ENDLESS_REQUEST), time.monotonic() + 0.3)
@@ -279,7 +249,7 @@ async def test_requests_beside_it_go_on(running: Running) -> None:
     assert end_of(await long) == ([20_000], "budget")
 
 
-async def test_the_policy_of_the_server_counts(tmp_path: Path) -> None:
+async def test_the_policy_of_the_server_counts(tmp_path):
     options = ServingOptions(policy="deadline")
     async with running_service(tmp_path, lambda place: write_halving_bundle(place / NAME), serving=options) as running:
         response = await running.infer(loop_request(ENDLESS, **ENDLESS_REQUEST), time.monotonic() + 0.3)
@@ -289,7 +259,7 @@ async def test_the_policy_of_the_server_counts(tmp_path: Path) -> None:
             await running.infer(request, time.monotonic() + 0.1)
 
 
-async def test_admission_counts_the_loops_of_each_request(running: Running) -> None:
+async def test_admission_counts_the_loops_of_each_request(running):
     executor = running.model(NAME).executors["full"]
     finest = {"tolerance": 1e-9}
     executor.loops.observe(LoopLimits(MOST_LOOPS, 1e-9), MOST_LOOPS)  # ten seconds and more
@@ -313,13 +283,13 @@ async def test_admission_counts_the_loops_of_each_request(running: Running) -> N
     assert await running.at_rest(NAME)
 
 
-def page_of(statistics: ModelStatistics) -> list[str]:
+def page_of(statistics):
     page = rendered(families([ModelNow("m", "1", statistics.snapshot())]))
     lines = [line.replace('model="m",', "").replace(',version="1"', "") for line in page.splitlines()]
     return [line for line in lines if "loop" in line or "residual" in line if not line.startswith("#")]
 
 
-async def test_requests_are_counted_by_loops_residual_and_end(tmp_path: Path) -> None:
+async def test_requests_are_counted_by_loops_residual_and_end(tmp_path):
     async with running_service(tmp_path, lambda place: write_halving_bundle(place / NAME)) as running:
         for message in (
             loop_request(1, 2, tolerance=0.5),  # 1 loop, 0.5
@@ -344,7 +314,7 @@ async def test_requests_are_counted_by_loops_residual_and_end(tmp_path: Path) ->
         assert {"fewheads_request_loops_sum", "fewheads_residual_ratio_count", "fewheads_loop_ends_total"} <= telemetry
 
 
-def test_diverged_loop_does_not_spoil_the_sum_and_others_have_no_such_metrics() -> None:
+def test_diverged_loop_does_not_spoil_the_sum_and_others_have_no_such_metrics():
     statistics = ModelStatistics()
     statistics.succeeded(CountedRequest())
     assert page_of(statistics) == []

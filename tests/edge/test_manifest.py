@@ -1,13 +1,9 @@
-"""Manifests: both versions, the rules that span fields, and bytes that are not a manifest."""
-
-from __future__ import annotations
+"""Manifests: both versions, the rules that span fields, those of generated text, and the accuracy of tiers."""
 
 import json
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -16,20 +12,22 @@ from hypothesis import strategies as st
 
 from edge.bundles import manifest_file, rules
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import FileRecord, Manifest, Profile, Serving, schema
+from edge.bundles.manifest import FileRecord, Manifest, Measure, Profile, Serving, schema
+from edge.bundles.programs import CacheTensor, GenerateProgram
 from edge.bundles.steps import TokenizerPreprocess
 from edge.datatypes import TensorSpec
 from edge.errors import BundleError
 from edge.files import sha256
 from edge.runtimes.build import load_runner
+from edge.scheduling.tier_selection import accuracies, is_as_accurate
 from tests.data.make_broken_bundles import HEAD, MEASURED, PREDICTION, Good
 from tests.support import text_model, text_pair_model
+from tests.support.letters_model import MAX_BATCH_SIZE, POSITIONS
 from tests.support.models import DATA, oracle_manifest
 
 VERSION_1 = DATA / "version_1"
 ROUTER = (VERSION_1 / "bundles" / "sentiment-1" / "manifest.json").read_bytes()
 LATENCIES = Good().with_field("tiers.0.latencies", [MEASURED, PREDICTION])["manifest.json"]
-assert isinstance(LATENCIES, bytes)
 #: A router in version 1, the same as the program of version 2, an artifact with tensors of its own, and latencies.
 GOOD = [ROUTER, manifest_file.encode(manifest_file.decode(ROUTER, "r")), Good().with_artifacts(HEAD)["manifest.json"]]
 GOOD += [LATENCIES]
@@ -41,7 +39,7 @@ SNIPPETS += sorted({word for words in WORDS for word in words})
 Change = Callable[[Manifest], Manifest]
 
 
-def with_files(manifest: Manifest) -> Manifest:
+def with_files(manifest):
     """Return a manifest with a record of every file that it names, so that its other rules can be checked."""
     names = [artifact.file for tier in manifest.tiers for artifact in tier.artifacts]
     names += [manifest.golden, *(tier.golden for tier in manifest.tiers if tier.golden)]
@@ -52,10 +50,10 @@ def with_files(manifest: Manifest) -> Manifest:
 ORACLE, TEXT, PAIR = map(with_files, (oracle_manifest(), text_model.manifest(), text_pair_model.manifest()))
 
 
-def fields(**changes: Any) -> Change:
+def fields(**changes):
     """Return a change of fields of a manifest; a dict changes fields of the struct in its place."""
 
-    def change(m: Manifest) -> Manifest:
+    def change(m):
         for name, value in changes.items():
             nested = isinstance(getattr(m, name), msgspec.Struct) and isinstance(value, dict)
             value = msgspec.structs.replace(getattr(m, name), **value) if nested else value
@@ -65,11 +63,11 @@ def fields(**changes: Any) -> Change:
     return change
 
 
-def logits(datatype: str, *shape: int, name: str = "logits") -> tuple[TensorSpec, ...]:
+def logits(datatype, *shape, name="logits"):
     return (TensorSpec(name, datatype, shape),)
 
 
-def profile(least: tuple[int, ...], usual: tuple[int, ...], most: tuple[int, ...]) -> Change:
+def profile(least, usual, most):
     return fields(profile={"x": Profile(min=least, opt=usual, max=most)})
 
 
@@ -78,7 +76,7 @@ auto_tier = fields(tiers=(TEXT.tiers[0], msgspec.structs.replace(TEXT.tiers[1], 
 ONCE, NEW = "expected each name once", "expected a name that no tensor of the graph has"
 LABELS = "expected an FP32 output of shape [-1, {}], a column for each label"
 #: Changes of a manifest, and a part of the message.
-BROKEN: list[tuple[Manifest, Change, str]] = [
+BROKEN = [
     (ORACLE, own_record, "m files: got 'manifest.json', expected every other file, because a manifest cannot hash"),
     (ORACLE, fields(golden="model.onnx"), f"file of an artifact or of the golden set: got 'model.onnx', {ONCE}"),
     (ORACLE, profile((9, 15), (8, 15), (64, 15)), "got ((9, 15), (8, 15), (64, 15)), expected min <= opt <= max in ev"),
@@ -119,7 +117,7 @@ BROKEN: list[tuple[Manifest, Change, str]] = [
 
 
 @pytest.mark.parametrize(("good", "change", "message"), BROKEN)
-def test_broken_rule_names_field_and_values(good: Manifest, change: Change, message: str):
+def test_broken_rule_names_field_and_values(good, change, message):
     with pytest.raises(BundleError) as caught:
         rules.check(change(good), "m")
     assert message in str(caught.value)
@@ -148,7 +146,7 @@ def test_latencies_are_kept_by_a_round_trip_and_bound_their_own_band():
     assert decoded.tiers[0].latencies[0].milliseconds == 0.5
 
 
-def test_version_1_is_upgraded_in_memory(tmp_path: Path):
+def test_version_1_is_upgraded_in_memory(tmp_path):
     for name, expected, encoded_sha256 in (
         ("calculator-oracle-1", oracle_manifest(), "afffd95ccaecafdfe7aaa63283365d2ce3032867547ceb1df0cd5d837d4f0e83"),
         ("sentiment-1", text_model.manifest(), "3c1228620201ca3262fa03fa3158d2da561c61ddc867546096bcc3cb3daae7fc"),
@@ -161,7 +159,7 @@ def test_version_1_is_upgraded_in_memory(tmp_path: Path):
         assert sha256(manifest_file.encode(bundle.manifest)) == encoded_sha256
 
 
-def part(schema: Any, older: Any) -> Any:
+def part(schema, older):
     """Return the part of a JSON Schema that an older one has, too, but all that is required."""
     if isinstance(schema, dict) and isinstance(older, dict):
         return {
@@ -190,7 +188,7 @@ def test_version_1_obeys_the_rules_of_its_program():
 
 @settings(deadline=None, max_examples=300)
 @given(st.integers(0, len(GOOD) - 1), st.data(), st.binary(max_size=60))
-def test_mutated_manifests_raise_only_bundle_errors(index: int, data: st.DataObject, inserted: bytes):
+def test_mutated_manifests_raise_only_bundle_errors(index, data, inserted):
     good, words = GOOD[index], WORDS[index]
     assert manifest_file.decode(good, "manifest").tiers
     position, length = data.draw(st.integers(0, len(good))), data.draw(st.integers(0, 60))
@@ -201,3 +199,144 @@ def test_mutated_manifests_raise_only_bundle_errors(index: int, data: st.DataObj
     ):
         with suppress(BundleError):
             manifest_file.decode(mutated, "manifest")
+
+
+FILE = "generate files of tier 'full'"
+CACHE = "expected FP32 or FP16 [-1, heads, -1, width], as 'new_key'"
+
+
+def changed(of, **fields):
+    return msgspec.structs.replace(of, **fields)
+
+
+def program(**fields):
+    return lambda manifest: changed(manifest, program=changed(manifest.program, **fields))
+
+
+def preprocess(**fields):
+    return lambda manifest: changed(manifest, preprocess=changed(manifest.preprocess, **fields))
+
+
+def artifact(change):
+    def apply(manifest):
+        (tier,) = manifest.tiers
+        return changed(manifest, tiers=(changed(tier, artifacts=(change(tier.artifacts[0]),)),))
+
+    return apply
+
+
+def tensors(specs):
+    """Give tensors of the file another datatype and shape."""
+
+    def apply(found):
+        def replaced(of):
+            return tuple(TensorSpec(one.name, *specs.get(one.name, (one.datatype, one.shape))) for one in of or ())
+
+        profile = dict(found.profile)
+        for name in specs.keys() & profile.keys():
+            least = tuple(max(size, 1) for size in specs[name][1])
+            profile[name] = Profile(min=least, opt=least, max=(MAX_BATCH_SIZE, *least[1:]))
+        return changed(found, inputs=replaced(found.inputs), outputs=replaced(found.outputs), profile=profile)
+
+    return artifact(apply)
+
+
+def cache(datatype, *shape):
+    return tensors({"past_key": (datatype, shape), "new_key": (datatype, shape)})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (program(text="zz"), "m generate outputs: got ['generated', 'text'], expected {'zz': ('BYTES', (-1, 1))"),
+        (
+            lambda manifest: changed(program(text="generated")(manifest), outputs=manifest.outputs[1:]),
+            "generate outputs: got ['generated'], expected {'generated': ('INT32'",
+        ),
+        (
+            lambda manifest: changed(
+                program(text="logprobs")(manifest),
+                outputs=(TensorSpec("logprobs", "BYTES", (-1, 1)), *manifest.outputs[1:]),
+            ),
+            "generate outputs: got ['generated', 'logprobs'], expected other names than 'logprobs' and 'token_ids'",
+        ),
+        (
+            lambda manifest: changed(manifest, preprocess=None),
+            "generate preprocess: got none, expected a tokenizer for the manifest's inputs, ids and mask",
+        ),
+        (program(max_tokens=POSITIONS), f"generate max_tokens: got 100, expected less than positions ({POSITIONS})"),
+        (preprocess(max_length=POSITIONS), "preprocess max_length: got 100, expected less than positions (100)"),
+        (
+            program(cache=(CacheTensor(past="past_key", new="new_key"),) * 2),
+            "generate cache: got ['new_key', 'new_key', 'past_key', 'past_key'], expected each name once",
+        ),
+        (
+            artifact(lambda one: changed(one, golden=None)),
+            "golden of artifact 'decoder.onnx': got none, expected a golden set for its own tensors",
+        ),
+        (program(last="zz"), f"{FILE}: got ['last', 'lengths', 'past_key', 'past_value', 'tokens'], expected"),
+        (program(logits="zz"), f"{FILE}: got ['logits', 'new_key', 'new_value'], expected the outputs ["),
+        (tensors({"tokens": ("INT32", (-1, -1))}), f"{FILE}, input 'tokens': got ('INT32', (-1, -1)), expected ('IN"),
+        (tensors({"lengths": ("INT64", (-1, 2))}), f"{FILE}, input 'lengths': got ('INT64', (-1, 2)), expected ('IN"),
+        (tensors({"last": ("FP32", (-1, 1))}), "input 'last': got ('FP32', (-1, 1)), expected ('INT64', (-1, 1))"),
+        (tensors({"logits": ("FP16", (-1, 27))}), f"{FILE}, output 'logits': got ('FP16', (-1, 27)), expected FP32"),
+        (tensors({"logits": ("FP32", (-1, -1))}), "'logits': got ('FP32', (-1, -1)), expected FP32 [-1, vocabulary]"),
+        (program(end_tokens=(3, 27)), "generate end_tokens: got 27, expected less than the vocabulary (27)"),
+        (cache("FP32", -1, 1, -1), f"{FILE}, input 'past_key': got ('FP32', (-1, 1, -1)), {CACHE}"),
+        (cache("FP32", -1, -1, -1, 1), f"input 'past_key': got ('FP32', (-1, -1, -1, 1)), {CACHE}"),
+        (cache("INT8", -1, 1, -1, 1), f"input 'past_key': got ('INT8', (-1, 1, -1, 1)), {CACHE}"),
+        (tensors({"new_key": ("FP32", (-1, 2, -1, 1))}), "input 'past_key': got ('FP32', (-1, 1, -1, 1)), expected"),
+    ],
+)  # fmt: skip
+def test_each_rule_names_the_field(letters_bundle, change, message):
+    rules.check(letters_bundle.manifest, "m")
+    with pytest.raises(BundleError, match=re.escape(message)):
+        rules.check(change(letters_bundle.manifest), "m")
+
+
+def test_text_needs_a_model_with_batches(letters_bundle):
+    manifest = changed(letters_bundle.manifest, max_batch_size=0)
+    with pytest.raises(BundleError, match="generate max_batch_size: got 0, expected a model with batches"):
+        rules.check(manifest, "m")
+
+
+def test_numbers_of_a_program_have_limits(letters_bundle):
+    found = msgspec.to_builtins(letters_bundle.manifest.program)
+    for field, value in (
+        ("positions", 0), ("max_tokens", 0), ("end_tokens", [-1]), ("end_tokens", list(range(65))),
+        ("cache", found["cache"][:1]), ("tokens", ""), ("other", 1),
+    ):  # fmt: skip
+        with pytest.raises(msgspec.ValidationError, match=field):
+            msgspec.convert({**found, field: value}, GenerateProgram)
+
+
+def test_measures_are_of_the_tier_and_runtime_that_their_splits_name():
+    splits = {
+        "dev, tier x1": 0.9,
+        "dev, tier x1-int8 on onnxruntime": 0.8,
+        "dev, tier x1-int8 on tensorrt": 0.7,
+        "dev, tier other": 0.6,
+        "dev": 0.5,
+        "golden inputs: random, tier x1-int8, int8 for onnxruntime, output y": 0.4,
+    }
+    measures = [Measure("accuracy", split, value, 9) for split, value in splits.items()]
+    measures += [
+        Measure("accuracy, difference to FP32", "dev, tier x1-int8 on onnxruntime", -0.1, 9),
+        Measure("rmse", "dev, tier x1", 3.0, 9),  # of which less is better
+        Measure("f1", "test, all of it, tier x1", 0.3, 7),
+    ]
+    key = ("accuracy", "dev", 9)
+    for runtime, value in (("onnxruntime", 0.8), ("tensorrt", 0.7), ("any", None)):
+        assert accuracies(measures, {"x1": "any", "x1-int8": runtime, "x2": "any"}) == {
+            "x1": {key: 0.9, ("f1", "test, all of it", 7): 0.3},
+            "x1-int8": {key: value} if value else {},
+            "x2": {},
+        }
+
+
+def test_a_tier_is_as_accurate_only_by_all_measures_that_both_have():
+    dev, test, fewer = ("f1", "dev", 9), ("f1", "test", 9), ("f1", "dev", 8)
+    assert is_as_accurate({dev: 0.8, test: 0.1}, {dev: 0.8})
+    assert not is_as_accurate({dev: 0.8, test: 0.1}, {dev: 0.7, test: 0.2})
+    assert not is_as_accurate({dev: 0.8}, {fewer: 0.7})
+    assert not is_as_accurate({}, {})

@@ -1,11 +1,6 @@
 """Readiness, configuration, statistics and index of real models, without a transport."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from google.protobuf.json_format import MessageToDict
@@ -16,29 +11,29 @@ from edge.health.health import Health
 from edge.pb import inference_pb2 as pb
 from edge.repository.loader import ServingOptions
 from edge.serving.metadata import Metadata
-from tests.support.in_process import Running, running_service
+from tests.support.in_process import running_service
 from tests.support.models import ORACLE, ORACLE_BUNDLE, write_oracle_bundle
 from tests.support.sample_requests import good, shaped
 
 
-def write_bundles(repository: Path) -> None:
+def write_bundles(repository):
     write_oracle_bundle(repository / "first")
     shutil.copytree(ORACLE_BUNDLE, repository / "broken")
     (repository / "broken" / "model.onnx").write_bytes(b"broken")
 
 
 @pytest.fixture
-async def running(tmp_path: Path) -> AsyncIterator[Running]:
+async def running(tmp_path):
     slow = ServingOptions(max_queue_delay_us=1500)
     async with running_service(tmp_path, write_bundles, target="simulated:20", device_bound=True, serving=slow) as it:
         yield it
 
 
-def described(of: Running, **options: Any) -> Metadata:
+def described(of, **options):
     return Metadata(of.repository, of.scheduler, Health(of.repository, of.scheduler.runs), **options)
 
 
-async def test_readiness(running: Running) -> None:
+async def test_readiness(running):
     for strict in (True, False):
         health = Health(running.repository, running.scheduler.runs, strict_readiness=strict)
         metadata = Metadata(running.repository, running.scheduler, health)
@@ -51,7 +46,7 @@ async def test_readiness(running: Running) -> None:
         assert not metadata.model_ready(pb.ModelReadyRequest(name=ORACLE))  # a drain is for good
 
 
-async def test_metadata_of_server_and_model(running: Running) -> None:
+async def test_metadata_of_server_and_model(running):
     metadata = described(running, extensions=("logging",))
     extensions = ["binary_tensor_data", "classification", "model_configuration", "parameters", "schedule_policy"]
     extensions += ["statistics", "logging"]
@@ -69,8 +64,8 @@ async def test_metadata_of_server_and_model(running: Running) -> None:
     }
 
 
-async def test_configuration(running: Running, tmp_path: Path) -> None:
-    def config(of: Running, **options: Any) -> Any:
+async def test_configuration(running, tmp_path):
+    def config(of, **options):
         response = described(of, **options).model_config(pb.ModelConfigRequest(name=ORACLE))
         return MessageToDict(response.config, preserving_proto_field_name=True)
 
@@ -102,7 +97,7 @@ async def test_configuration(running: Running, tmp_path: Path) -> None:
         assert config(other)["instance_group"][0]["kind"] == "KIND_CPU"
 
 
-async def test_statistics_and_index(running: Running) -> None:
+async def test_statistics_and_index(running):
     for _ in range(2):
         await running.infer(good(3))
     with pytest.raises(InvalidRequest):
@@ -126,10 +121,10 @@ async def test_statistics_and_index(running: Running) -> None:
         assert {model.name: model.state for model in models} == expected
 
 
-async def test_statistics_of_versions(tmp_path: Path) -> None:
+async def test_statistics_of_versions(tmp_path):
     every = [(ORACLE, 1), (ORACLE, 2), ("other", 1)]
 
-    def write(repository: Path) -> None:
+    def write(repository):
         for name, version in every:
             write_oracle_bundle(repository / f"{name}-{version}", name, version)
 

@@ -1,12 +1,8 @@
 """``fewheads bench --on-device``: the record, the reasons not to publish it, and its tables."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -15,7 +11,7 @@ from deploy import device_table
 from edge.bench import on_device
 from edge.bench.conditions import BoardWatch
 from edge.bench.inputs import golden_inputs
-from edge.bench.on_device import DevicePlan, DeviceRecord, served_elsewhere
+from edge.bench.on_device import DevicePlan, served_elsewhere
 from edge.cli.bench import publish
 from edge.client import Client
 from edge.errors import FewheadsError, UsageError
@@ -33,19 +29,19 @@ GPU_LIMIT = "sys/class/devfreq/17000000.gpu/max_freq"
 CURRENT = "sys/class/hwmon/hwmon1/curr1_input"
 
 
-def quiet_board(root: Path) -> Path:
+def quiet_board(root):
     return write(orin_nano(root, 6), {LEVEL: "0\n"})
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> Path:
+def board(tmp_path):
     return quiet_board(tmp_path / "board")
 
 
-def measured(root: Path, plan: DevicePlan, at_idle: Callable[[], object]) -> DeviceRecord:
+def measured(root, plan, at_idle):
     """Measure the oracle; ``at_idle`` is called once, after the idle power."""
 
-    def advanced(done: int, total: int, step: str) -> None:
+    def advanced(done, total, step):
         if (step, done) == ("idle power", 1):
             at_idle()
 
@@ -57,7 +53,7 @@ def measured(root: Path, plan: DevicePlan, at_idle: Callable[[], object]) -> Dev
         )
 
 
-def test_record_has_every_tier_and_batch_size_in_process_and_served(tmp_path: Path) -> None:
+def test_record_has_every_tier_and_batch_size_in_process_and_served(tmp_path):
     bundle = write_sentiment_bundle(tmp_path / "sentiment")
     out = tmp_path / "record.json"
     options = ("--requests=12", "--rounds=3", "--idle-gaps=0.01,0.02", "--idle-requests=2", "--target=onnxruntime")
@@ -79,7 +75,7 @@ def test_record_has_every_tier_and_batch_size_in_process_and_served(tmp_path: Pa
     assert "no Jetson: " in device_table.markdown([record])
 
 
-def test_model_without_a_batch_has_one_size(tmp_path: Path) -> None:
+def test_model_without_a_batch_has_one_size(tmp_path):
     bundle = write_echo_bundle(tmp_path, "FP32")  # its golden input has two values
     assert [request[echo_input("FP32")].shape for request in golden_inputs(bundle, 1)] == [(2,)]
     with pytest.raises(UsageError, match="--rows: got 2, expected 1, since echo-fp32 has no batch"):
@@ -87,13 +83,13 @@ def test_model_without_a_batch_has_one_size(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> DeviceRecord:
+def record(tmp_path_factory):
     """A record of the board, whose current rises by an ampere after the idle measurement."""
     root = quiet_board(tmp_path_factory.mktemp("record"))
     return measured(root, QUICK, lambda: write(root, {CURRENT: "2312\n"}))
 
 
-def test_record_has_the_state_of_the_board_and_energy(record: DeviceRecord) -> None:
+def test_record_has_the_state_of_the_board_and_energy(record):
     assert record.machine.label == (
         "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super, MAXN_SUPER, JetPack 6.2.2"
     )
@@ -114,7 +110,7 @@ def test_record_has_the_state_of_the_board_and_energy(record: DeviceRecord) -> N
     assert record.publishable
 
 
-def test_changes_of_the_board_raise_doubts(board: Path) -> None:
+def test_changes_of_the_board_raise_doubts(board):
     online = "sys/devices/system/cpu/online"
     for path, before, after, doubt in (
         (LEVEL, "0\n", "1\n", "throttled: gpu-throttle-alert was on"),
@@ -128,14 +124,14 @@ def test_changes_of_the_board_raise_doubts(board: Path) -> None:
         write(board, {path: before})
 
 
-def test_other_runtime_of_the_server_raises_a_doubt(url: str) -> None:
+def test_other_runtime_of_the_server_raises_a_doubt(url):
     with Client(url) as client:
         assert served_elsewhere(client, {"calculator-oracle": "onnxruntime_onnx"}) == ()
         doubt = "calculator-oracle is served by onnxruntime_onnx, and in process by tensorrt_plan"
         assert served_elsewhere(client, {"calculator-oracle": "tensorrt_plan"}) == (doubt,)
 
 
-def test_throttled_run_is_not_published(board: Path, tmp_path: Path) -> None:
+def test_throttled_run_is_not_published(board, tmp_path):
     record = measured(board, DevicePlan(4, 1, (), 0), lambda: write(board, {ALARM: "18\n"}))
     doubt = "throttled: the alarm oc2 rose from 15 to 18"
     assert record.doubts == (doubt,)
@@ -150,7 +146,7 @@ def test_throttled_run_is_not_published(board: Path, tmp_path: Path) -> None:
         device_table.markdown([device_table.read_record(out)])
 
 
-def test_change_that_is_undone_raises_a_doubt(board: Path) -> None:
+def test_change_that_is_undone_raises_a_doubt(board):
     with BoardWatch(board) as watch:
         before = (board / STATUS).read_text()
         write(board, {STATUS: "pmode:0001 fmode:quiet\n"})
@@ -162,7 +158,7 @@ def test_change_that_is_undone_raises_a_doubt(board: Path) -> None:
     assert watch.after.board == watch.before.board
 
 
-def test_hidden_state_of_the_board_raises_doubts(board: Path) -> None:
+def test_hidden_state_of_the_board_raises_doubts(board):
     (board / STATUS).unlink()
     for path in ("sys/class/hwmon/hwmon1", "sys/class/hwmon/hwmon3"):
         (board / path).unlink()
@@ -177,7 +173,7 @@ def test_hidden_state_of_the_board_raises_doubts(board: Path) -> None:
     assert not watch.measures_power
 
 
-def test_documents_get_tables_of_jetsons_only(record: DeviceRecord, tmp_path: Path) -> None:
+def test_documents_get_tables_of_jetsons_only(record, tmp_path):
     document, marks = tmp_path / "page.md", f"{device_table.BEGIN}\nold\n{device_table.END}"
     document.write_text(f"before\n{marks}\nafter\n")
     device_table.insert(document, [record])

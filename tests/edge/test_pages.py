@@ -1,13 +1,10 @@
 """The metrics port: its pages and their headers."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -16,8 +13,7 @@ from google.protobuf.json_format import ParseDict
 from edge.client import Client, text
 from edge.errors import UsageError
 from edge.pb import telemetry_pb2 as pb
-from edge.server import Ready
-from edge.telemetry.pages import Content, LiveReading, Pages
+from edge.telemetry.pages import LiveReading, Pages
 from tests.support.http_requests import ask
 from tests.support.http_server import http_server
 from tests.support.metrics import wait_until
@@ -25,12 +21,12 @@ from tests.support.models import ORACLE
 
 
 @pytest.fixture
-def address(server: Ready) -> str:
+def address(server):
     return f"127.0.0.1:{server.metrics_port}"
 
 
 @pytest.mark.parametrize("path", ["/", "/telemetry.json", "/metrics"])
-def test_head_returns_the_headers_of_get(address: str, path: str) -> None:
+def test_head_returns_the_headers_of_get(address, path):
     response, head = ask(address, path), ask(address, path, method="HEAD")
     assert (response.status, head.status, head.body) == (200, 200, b"")
     assert len(response.body) == int(response.headers["content-length"]) > 100
@@ -49,7 +45,7 @@ def test_head_returns_the_headers_of_get(address: str, path: str) -> None:
     }
 
 
-def test_wrong_path_is_404_and_wrong_method_is_405(address: str) -> None:
+def test_wrong_path_is_404_and_wrong_method_is_405(address):
     for path, body, expected in (
         ("/..%2f..%2fetc/passwd", None, (404, None, b"There are /, /telemetry.json, /metrics.\n")),
         ("/metrics/", None, (404, None, b"There are /, /telemetry.json, /metrics.\n")),
@@ -60,7 +56,7 @@ def test_wrong_path_is_404_and_wrong_method_is_405(address: str) -> None:
         assert response.headers["content-type"] == "text/plain; charset=utf-8"
 
 
-def test_content_security_policy_allows_only_the_pages_own_script_and_style(address: str) -> None:
+def test_content_security_policy_allows_only_the_pages_own_script_and_style(address):
     response = ask(address, "/")
     page = response.body.decode()
     rules = dict(rule.split(" ", 1) for rule in response.headers["content-security-policy"].split("; "))
@@ -73,7 +69,7 @@ def test_content_security_policy_allows_only_the_pages_own_script_and_style(addr
     assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)|\son\w+=|\sstyle=|\w+HTML|document\.write|eval\(", page)
 
 
-def test_telemetry_json_is_a_reading_with_its_window(address: str, server: Ready) -> None:
+def test_telemetry_json_is_a_reading_with_its_window(address, server):
     with Client(f"127.0.0.1:{server.grpc_port}") as client:
         client.infer(ORACLE, {"expression": text(["1 + 1"])})
     response = ask(address, "/telemetry.json")
@@ -88,10 +84,10 @@ def test_telemetry_json_is_a_reading_with_its_window(address: str, server: Ready
     assert {sample.kind for sample in reading.memory} >= {"process_rss", "process_pss", "system_total"}
 
 
-def test_concurrent_viewers_share_one_reading() -> None:
+def test_concurrent_viewers_share_one_reading():
     taken = []
 
-    def read() -> pb.Reading:
+    def read():
         taken.append(pb.Reading(uptime_seconds=len(taken)))
         return taken[-1]
 
@@ -105,13 +101,13 @@ def test_concurrent_viewers_share_one_reading() -> None:
 class SlowPage:
     """A page that takes as long as the test lets it, and counts how often it is rendered."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.go = threading.Event()
         self.go.set()
         self.count = 0
 
-    def __call__(self, accept: str) -> tuple[str, Callable[[], Content]]:
-        def render() -> Content:
+    def __call__(self, accept):
+        def render():
             self.count += 1
             assert self.go.wait(10)
             assert accept != "failure", "a secret"
@@ -121,23 +117,23 @@ class SlowPage:
 
 
 @pytest.fixture(scope="module")
-def page() -> SlowPage:
+def page():
     return SlowPage()
 
 
 @pytest.fixture(scope="module")
-def url(page: SlowPage) -> Iterator[str]:
+def url(page):
     with http_server(Pages(page, LiveReading(pb.Reading))) as server:
         yield f"127.0.0.1:{server.port}"
 
 
-def test_internal_error_is_logged_and_shows_nothing(url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_internal_error_is_logged_and_shows_nothing(url, caplog):
     response = ask(url, "/metrics", headers={"Accept": "failure"})
     assert (response.status, response.json) == (500, {"error": "internal error; see the server's log"})
     assert "a secret" in caplog.text
 
 
-def test_scrapes_that_wait_share_a_page_and_block_nobody(url: str, page: SlowPage) -> None:
+def test_scrapes_that_wait_share_a_page_and_block_nobody(url, page):
     page.go.clear()
     page.count = 0
     with ThreadPoolExecutor(20) as threads:
@@ -150,7 +146,7 @@ def test_scrapes_that_wait_share_a_page_and_block_nobody(url: str, page: SlowPag
 
 
 @pytest.mark.parametrize(("host", "problem"), [("127.0.0.1", ".*in use"), ("nowhere.invalid", ".+")])
-def test_port_that_cannot_be_taken(url: str, host: str, problem: str) -> None:
+def test_port_that_cannot_be_taken(url, host, problem):
     port = int(url.partition(":")[2])
     expected = f"^--metrics-port {port}: got {problem}.*, expected a free port on {host}"
     with (

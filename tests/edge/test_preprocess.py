@@ -1,9 +1,6 @@
-"""Text to the inputs of a graph, and logits to labels and scores, as manifests describe them."""
-
-from __future__ import annotations
+"""Text to the inputs of a graph, logits to labels and scores, and the validation of requests by a loaded model."""
 
 import re
-from pathlib import Path
 from typing import get_args
 
 import msgspec
@@ -13,28 +10,33 @@ from tokenizers import Tokenizer
 
 from edge.bundles import text
 from edge.bundles.bundle import Bundle, write_bundle
+from edge.bundles.expression import TOKENS, tokenize
 from edge.bundles.golden import Golden
 from edge.bundles.preprocess import STEPS, TokenizerPreprocessor, postprocessors, preprocessor
-from edge.bundles.steps import ExpressionPreprocess, Preprocess, TokenizerPreprocess
+from edge.bundles.steps import ExpressionPreprocess, Preprocess
 from edge.datatypes import TensorSpec
 from edge.errors import BundleError, InvalidRequest
+from edge.repository.model import Model
+from edge.runtimes.build import load_runner
 from tests.support import text_model, text_pair_model
-from tests.support.models import ORACLE_BUNDLE
+from tests.support.jobs import prepared
+from tests.support.models import EXPRESSIONS, MAX_BATCH_SIZE, ORACLE_BUNDLE
 from tests.support.sample_requests import column
+from tests.support.sample_requests import column as texts
+from tests.support.server_models import ECHO_MAX, echo_input, echo_output, write_echo_bundle
 
 STEP = STEPS[ExpressionPreprocess](
     ExpressionPreprocess(input="text", output="tokens", max_abs_operand=1024.0), Bundle.open(ORACLE_BUNDLE)
 )
 
 
-def test_every_step_of_the_manifest_has_an_implementation() -> None:
+def test_every_step_of_the_manifest_has_an_implementation():
     assert set(STEPS) == set(get_args(Preprocess)), "add the step to STEPS in edge/bundles/preprocess.py"
 
 
-def test_bundle_gives_the_step_that_its_manifest_describes() -> None:
+def test_bundle_gives_the_step_that_its_manifest_describes():
     bundle = Bundle.open(ORACLE_BUNDLE)
     step = preprocessor(bundle)
-    assert step is not None
     assert (step.inputs, step.graph_inputs) == ((TensorSpec("expression", "BYTES", (-1, 1)),), ("x",))
     made = step(bundle.golden.raw["expression"])["x"]
     assert np.array_equal(made, bundle.golden.inputs["x"])
@@ -43,17 +45,11 @@ def test_bundle_gives_the_step_that_its_manifest_describes() -> None:
     assert preprocessor(Bundle(bundle.path, plain, bundle.goldens)) is None
 
 
-def test_bad_expression_is_rejected_in_any_row() -> None:
+def test_bad_expression_is_rejected_in_any_row():
     for bad, message in (
-        (
-            b"1 + \xff",
-            r"text in input 'text'{element}: got b'1 + \xff', expected UTF-8. Encode it as UTF-8; byte 5 ",
-        ),
+        (b"1 + \xff", r"text in input 'text'{element}: got b'1 + \xff', expected UTF-8. Encode it as UTF-8; byte 5 "),
         (b"1,5", "expression{row}: got '1,5', expected + or - at character 2. Write operands joined by + or -"),
-        (
-            b"1025",
-            "expression{row}: got '1025', expected operands between -1024 and 1024. Replace 1025 at char",
-        ),
+        (b"1025", "expression{row}: got '1025', expected operands between -1024 and 1024. Replace 1025 at char"),
     ):
         for rows, row in (([bad], 0), ([bad, "2", "3"], 1), (["1", "2", bad], 3)):
             with pytest.raises(InvalidRequest) as caught:
@@ -62,19 +58,18 @@ def test_bad_expression_is_rejected_in_any_row() -> None:
             assert str(caught.value).startswith(message.format(**place))
 
 
-def test_text_keeps_its_shape() -> None:
+def test_text_keeps_its_shape():
     texts = np.array([["a", "é", ""], ["b", "\u202e", "long"]], np.object_)
     elements = text.encode(texts)
     assert elements.tolist() == [[each.encode() for each in row] for row in texts]
     assert text.decode(elements, "x").tolist() == texts.tolist()
 
 
-def tokenizer(config: object, definition: bytes) -> TokenizerPreprocessor:
-    assert isinstance(config, TokenizerPreprocess)
+def tokenizer(config, definition):
     return TokenizerPreprocessor(config, definition, "tokenizer")
 
 
-def test_tokenizer_pads_and_cuts_as_the_manifest_says_and_not_as_its_file() -> None:
+def test_tokenizer_pads_and_cuts_as_the_manifest_says_and_not_as_its_file():
     definition = Tokenizer.from_str(text_model.tokenizer_json().decode())
     definition.enable_padding(length=50)
     definition.enable_truncation(1)
@@ -85,14 +80,14 @@ def test_tokenizer_pads_and_cuts_as_the_manifest_says_and_not_as_its_file() -> N
     assert {array.dtype for array in made.values()} == {np.dtype(np.int64)}
 
 
-def test_length_of_text_in_bytes_is_limited() -> None:
+def test_length_of_text_in_bytes_is_limited():
     step = tokenizer(text_model.manifest().preprocess, text_model.tokenizer_json())
     assert step(column("x" * 200))
     with pytest.raises(InvalidRequest, match="text in input 'text': got 201 bytes, expected at most 200"):
         step(column("x", "é" * 99 + "xyz"))
 
 
-def test_long_texts_have_the_tokens_of_short_ones() -> None:
+def test_long_texts_have_the_tokens_of_short_ones():
     rows = ["good bad fine", "poor " * 30, "é good", "bad"]
     step = tokenizer(text_model.manifest().preprocess, text_model.tokenizer_json())
     short, long = step(column(*rows)), step(column(*rows * 40))
@@ -108,7 +103,7 @@ def test_long_texts_have_the_tokens_of_short_ones() -> None:
         np.testing.assert_array_equal(long[name][0, : array.shape[1]], array[0])
 
 
-def test_client_that_left_ends_the_reading_of_its_texts() -> None:
+def test_client_that_left_ends_the_reading_of_its_texts():
     rows = iter(range(3))
     step = tokenizer(text_model.manifest().preprocess, text_model.tokenizer_json())
     with pytest.raises(StopIteration):
@@ -116,25 +111,25 @@ def test_client_that_left_ends_the_reading_of_its_texts() -> None:
     assert next(rows, None) is None
 
 
-def of_pairs(**changed: object) -> TokenizerPreprocessor:
+def of_pairs(**changed):
     config = msgspec.structs.replace(text_pair_model.manifest().preprocess, **changed)
     return tokenizer(config, text_pair_model.tokenizer_json())
 
 
-def test_pair_has_room_for_text_beside_the_special_tokens() -> None:
+def test_pair_has_room_for_text_beside_the_special_tokens():
     assert of_pairs(max_length=4)(column("good " * 5), column("bad " * 5))["input_ids"].shape == (1, 4)
     with pytest.raises(BundleError, match="max_length: got 3, expected more tokens than the 3 that the tokenizer"):
         of_pairs(max_length=3)
 
 
-def test_segments_are_optional() -> None:
+def test_segments_are_optional():
     made = {name: array.tolist() for name, array in of_pairs()(column("good"), column("bad")).items()}
     both = {"input_ids": [[2, 4, 3, 5, 3]], "attention_mask": [[1, 1, 1, 1, 1]]}
     assert made == {**both, "token_type_ids": [[0, 0, 0, 1, 1]]}
     assert list(of_pairs(segments=None)(column("good"), column("bad"))) == list(both)
 
 
-def test_golden_text_must_give_the_golden_inputs(tmp_path: Path) -> None:
+def test_golden_text_must_give_the_golden_inputs(tmp_path):
     good, files = text_pair_model.golden(), text_pair_model.files()
     both = "bundle .* golden raw 'text', 'text_pair': got"
     for number, (changed, message) in enumerate(
@@ -155,7 +150,7 @@ def test_golden_text_must_give_the_golden_inputs(tmp_path: Path) -> None:
         write_bundle(tmp_path / "missing", text_pair_model.manifest(), {**files, "golden.npz": encoded})
 
 
-def test_broken_tokenizer_is_rejected(tmp_path: Path) -> None:
+def test_broken_tokenizer_is_rejected(tmp_path):
     files = {**text_pair_model.files(), "tokenizer.json": b"{}"}
     bundle = write_bundle(tmp_path / "b", text_pair_model.manifest(), files)
     message = f"file {tmp_path}/b/tokenizer.json: got "
@@ -163,7 +158,7 @@ def test_broken_tokenizer_is_rejected(tmp_path: Path) -> None:
         preprocessor(bundle)
 
 
-def test_labels_probabilities_and_scores_are_made_from_logits() -> None:
+def test_labels_probabilities_and_scores_are_made_from_logits():
     logits = np.array([[0, 1], [3, 2], [5, 5], [1000, 0]], np.float32)
     label, probabilities = postprocessors(text_model.manifest())
     assert (label.output, label.reads) == (TensorSpec("label", "BYTES", (-1, 1)), "logits")
@@ -179,8 +174,83 @@ def test_labels_probabilities_and_scores_are_made_from_logits() -> None:
     assert postprocessors(msgspec.structs.replace(text_model.manifest(), postprocess=None)) == ()
 
 
-def test_probabilities_of_the_graph_itself_are_kept() -> None:
+def test_probabilities_of_the_graph_itself_are_kept():
     good = text_model.manifest()
     own = (*good.outputs, TensorSpec("probabilities", "FP32", (-1, 2)))
     (label,) = postprocessors(msgspec.structs.replace(good, outputs=own))
     assert label.output.name == "label"
+
+
+ECHO = echo_input("FP32")
+
+
+def loaded(bundle, cache):
+    tier = bundle.manifest.tiers[0].name
+    return Model(bundle, {(tier, "model"): load_runner(bundle, "onnxruntime", cache)})
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """The oracle, and a model without a batch dimension and without preprocessing."""
+    cache = tmp_path_factory.mktemp("cache")
+    bundles = (Bundle.open(ORACLE_BUNDLE), write_echo_bundle(tmp_path_factory.mktemp("echo"), "FP32"))
+    models = {name: loaded(bundle, cache) for name, bundle in zip(("oracle", "echo"), bundles, strict=True)}
+    yield models
+    for model in models.values():
+        model.runner.close()
+
+
+def tokens(rows):
+    return np.repeat(tokenize(["3 - -4 + 2"]), rows, axis=0)
+
+
+def test_model_has_the_tensors_of_its_graph_and_of_its_preprocessing(models):
+    oracle, echo = models["oracle"], models["echo"]
+    assert (oracle.name, oracle.version) == ("calculator-oracle", "1")
+    assert (list(oracle.inputs), oracle.optional) == (["expression", "x"], {"expression", "x"})
+    assert (list(oracle.outputs), list(oracle.tiers), oracle.golden_diffs) == (["value"], ["full"], {"full": 0})
+    assert (list(echo.inputs), list(echo.outputs), echo.optional) == ([ECHO], [echo_output("FP32")], set())
+
+
+def test_tensors_pass_through_and_texts_are_preprocessed(models):
+    array = tokens(MAX_BATCH_SIZE)
+    rows, inputs = prepared(models["oracle"], {"x": array})
+    assert (rows, list(inputs), inputs["x"] is array) == (MAX_BATCH_SIZE, ["x"], True)
+    arrays = {"expression": texts(*EXPRESSIONS)}
+    rows, inputs = prepared(models["oracle"], arrays)
+    assert (rows, list(inputs)) == (len(EXPRESSIONS), ["x"])
+    assert np.array_equal(inputs["x"], tokenize(EXPRESSIONS))
+    assert list(arrays) == ["expression"]  # the request's own tensors stay as they were
+    for size in (1, ECHO_MAX):  # without a batch dimension
+        assert prepared(models["echo"], {ECHO: np.zeros(size, np.float32)})[0] == 1
+
+
+OVERSIZE = f"got {MAX_BATCH_SIZE + 1} rows, expected at most {MAX_BATCH_SIZE}. Split the request."
+
+
+def at_row_2(value):
+    array = tokens(3)
+    array[1, 4] = value
+    return array
+
+
+RANGE = "input 'x' row 2 column 5 of 'calculator-oracle': got {}, expected a number between -1024 and 1024."
+NUMBERS = ((np.nan, "nan"), (-np.inf, "-inf"), (3e38, "3e+38"), (1025, "1025"))
+
+
+def test_invalid_requests_are_rejected(models):
+    for name, arrays, message in (
+        ("oracle", {}, "got only [], expected 'x' (or 'expression'). Add it."),
+        ("echo", {}, f"got only [], expected {ECHO!r}. Add it."),
+        ("oracle", {"expression": texts("1"), "x": tokens(1)}, "got 'expression' and 'x', expected one of them. 'expr"),
+        ("oracle", {"x": tokens(MAX_BATCH_SIZE + 1)}, OVERSIZE),
+        ("oracle", {"expression": texts(*["1"] * (MAX_BATCH_SIZE + 1))}, OVERSIZE),
+        ("oracle", {"expression": texts("1", "2"), "x": tokens(1)}, "got {'expression': 2, 'x': 1}, expected the same"),
+        ("echo", {ECHO: np.zeros(0, np.float32)}, f"got [0], expected between [1] and [{ECHO_MAX}]. Shorten"),
+        ("echo", {ECHO: np.zeros(ECHO_MAX + 1, np.float32)}, f"got [{ECHO_MAX + 1}], expected between [1] and"),
+        ("oracle", {"x": np.empty((0, TOKENS), np.float32)}, f"'x' shape of 'calculator-oracle': got [0, {TOKENS}]"),
+        ("oracle", {"expression": texts(b"1 +")}, "expression: got '1 +'"),
+        *(("oracle", {"x": at_row_2(value)}, RANGE.format(shown)) for value, shown in NUMBERS),
+    ):
+        with pytest.raises(InvalidRequest, match=re.escape(message)):
+            prepared(models[name], arrays)

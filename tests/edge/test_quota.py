@@ -1,13 +1,10 @@
 """Limits on what connections make the server hold, and their turns."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import gzip
 import time
 import weakref
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import grpc
@@ -19,7 +16,7 @@ from hypothesis import strategies as st
 
 from edge.connections import quota as quota_module
 from edge.connections.paced import PacedReader
-from edge.connections.quota import Quota, Refusal, Share
+from edge.connections.quota import Quota, Refusal
 from edge.http2.connection import Http2Connection
 from edge.http2.messages import prefix
 from edge.pb import inference_pb2 as pb
@@ -33,7 +30,7 @@ SECONDS = 10.0
 class Ended(list[str]):
     """The connections that a quota disconnected."""
 
-    def connect(self, quota: Quota, name: str, most: int = 100) -> Share | None:
+    def connect(self, quota, name, most=100):
         return quota.connect("grpc", most, lambda: self.append(name))
 
 
@@ -42,15 +39,14 @@ steps = st.lists(st.tuples(st.integers(0, 4), st.integers(-40, 120)), max_size=6
 
 @given(steps)
 @settings(deadline=None, max_examples=200)
-def test_shares_never_exceed_the_quota(steps: list[tuple[int, int]]) -> None:
+def test_shares_never_exceed_the_quota(steps):
     """The largest share gives way, never a smaller one, and what was refused is not counted."""
 
-    async def run() -> None:
+    async def run():
         quota, ended = Quota(300, 150), Ended()
         shares = [ended.connect(quota, str(number)) for number in range(5)]
         for number, size in steps:
             share = shares[number]
-            assert share is not None
             before = {str(i): each.held_bytes for i, each in enumerate(shares) if each and not each.closed}
             count = len(ended)
             if size < 0:
@@ -72,12 +68,9 @@ def test_shares_never_exceed_the_quota(steps: list[tuple[int, int]]) -> None:
     asyncio.run(run())
 
 
-async def test_a_new_connection_takes_the_place_of_the_oldest_that_was_never_answered() -> None:
+async def test_a_new_connection_takes_the_place_of_the_oldest_that_was_never_answered():
     quota, ended = Quota(100, 100), Ended()
-    first, second, third = (ended.connect(quota, name, 3) for name in "abc")
-    assert first
-    assert second
-    assert third
+    first, *_ = (ended.connect(quota, name, 3) for name in "abc")
     first.proven = True
     assert ended.connect(quota, "d", 3)
     assert ended == ["b"]
@@ -91,7 +84,7 @@ async def test_a_new_connection_takes_the_place_of_the_oldest_that_was_never_ans
     assert quota.refusals == {Refusal("grpc", "connections"): 3}
 
 
-async def test_idle_client_makes_room_and_hears_that_it_has_to_connect_again() -> None:
+async def test_idle_client_makes_room_and_hears_that_it_has_to_connect_again():
     async with serving(Subject(), Limits(max_connections=2)) as port, RawClient(port) as busy:
         busy.greet().call(1, "Echo")
         busy.call(3, "Wait")
@@ -106,7 +99,7 @@ async def test_idle_client_makes_room_and_hears_that_it_has_to_connect_again() -
         await busy.settle()
 
 
-async def test_call_that_needs_no_token_proves_nothing_where_others_need_one() -> None:
+async def test_call_that_needs_no_token_proves_nothing_where_others_need_one():
     async with serving(Subject(), Limits(max_connections=1), by_path=False) as port, RawClient(port) as stranger:
         stranger.greet().call(1, "Echo")
         await stranger.answer(1)
@@ -117,30 +110,29 @@ async def test_call_that_needs_no_token_proves_nothing_where_others_need_one() -
             assert (await new.answer(1)).status == 0
 
 
-async def test_bytes_keep_their_order_while_others_take_turns() -> None:
+async def test_bytes_keep_their_order_while_others_take_turns():
     """A client whose bytes take long to parse delays neither itself nor others."""
     parsed = bytearray()
     seconds = 0.001
 
     class Slow(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            assert isinstance(transport, asyncio.Transport)
+        def connection_made(self, transport):
             self.transport = transport
             self.reader = PacedReader(transport, self.parse)
 
-        def data_received(self, data: bytes) -> None:
+        def data_received(self, data):
             if data == b"?":
                 self.transport.write(b"%d" % len(parsed))
             else:
                 self.reader.data_received(data)
 
-        def parse(self, data: bytes) -> None:
+        def parse(self, data):
             end = time.perf_counter() + seconds
             while time.perf_counter() < end:
                 pass
             parsed.extend(data)
 
-        def connection_lost(self, error: Exception | None) -> None:
+        def connection_lost(self, error):
             self.reader.close()
 
     server = await asyncio.get_running_loop().create_server(Slow, "127.0.0.1", 0)
@@ -161,13 +153,13 @@ async def test_bytes_keep_their_order_while_others_take_turns() -> None:
 
 
 @asynccontextmanager
-async def limited(max_bytes: int = 2**27) -> AsyncIterator[tuple[Quota, int]]:
+async def limited(max_bytes=2**27):
     quota = Quota(max_bytes, max_bytes)
     async with serving(Subject(), quota=quota) as port:
         yield quota, port
 
 
-async def test_calls_and_their_headers_count_until_they_end() -> None:
+async def test_calls_and_their_headers_count_until_they_end():
     async with limited(2**20) as (quota, port), RawClient(port) as client:
         await client.greet().agreed()
         for number in range(200):
@@ -183,7 +175,7 @@ async def test_calls_and_their_headers_count_until_they_end() -> None:
     assert quota.held_bytes == 0
 
 
-async def test_announced_message_counts_before_it_arrives() -> None:
+async def test_announced_message_counts_before_it_arrives():
     async with limited(2**20) as (quota, port), RawClient(port) as client:
         await client.greet().agreed()
         announced = (900_000).to_bytes(4, "big")
@@ -197,7 +189,7 @@ async def test_announced_message_counts_before_it_arrives() -> None:
         assert (await client.answer(5)).status == 0
 
 
-async def test_inflated_message_counts() -> None:
+async def test_inflated_message_counts():
     async with limited(10 * 2**20) as (quota, port), RawClient(port) as client:
         await client.greet().agreed()
         for stream_id, size, status in ((1, 2**20, 0), (3, 2**24, grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])):
@@ -210,7 +202,7 @@ async def test_inflated_message_counts() -> None:
         assert quota.held_bytes < 2**20
 
 
-async def test_unread_answers_are_refused_and_their_client_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unread_answers_are_refused_and_their_client_disconnected(monkeypatch):
     """A client that opens no window gets an answer or two of a million bytes, then refusals, and then is closed."""
     monkeypatch.setattr(quota_module, "_SWEEP_SECONDS", 0.05)
     monkeypatch.setattr(quota_module, "_READING_SECONDS", 2.0)
@@ -229,7 +221,7 @@ async def test_unread_answers_are_refused_and_their_client_disconnected(monkeypa
         assert quota.held_bytes == 0
 
 
-async def test_request_that_does_not_arrive_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_that_does_not_arrive_ends(monkeypatch):
     monkeypatch.setattr(quota_module, "_SWEEP_SECONDS", 0.05)
     monkeypatch.setattr(quota_module, "_PATIENCE_SECONDS", 0.2)
     async with limited() as (quota, port), RawClient(port) as client:
@@ -246,7 +238,7 @@ async def test_request_that_does_not_arrive_ends(monkeypatch: pytest.MonkeyPatch
         assert quota.refusals == {Refusal("grpc", "slow request"): 1}
 
 
-async def test_bytes_of_a_call_are_released_once() -> None:
+async def test_bytes_of_a_call_are_released_once():
     """A stream that ends while its message is inflated releases what it holds, and nothing a second time."""
     async with limited() as (quota, port), RawClient(port) as client:
         await client.greet().agreed()
@@ -261,7 +253,7 @@ async def test_bytes_of_a_call_are_released_once() -> None:
         assert quota.held_bytes == 0
 
 
-async def test_cancelled_answers_do_not_count_as_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_answers_do_not_count_as_unread(monkeypatch):
     monkeypatch.setattr(quota_module, "_SWEEP_SECONDS", 0.05)
     monkeypatch.setattr(quota_module, "_READING_SECONDS", 0.2)
     async with limited() as (quota, port), RawClient(port) as client:
@@ -277,13 +269,13 @@ async def test_cancelled_answers_do_not_count_as_unread(monkeypatch: pytest.Monk
         assert not quota.refusals
 
 
-async def test_closed_connection_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closed_connection_is_freed_at_once(monkeypatch):
     """Without the garbage collector, which may not run for minutes; it would keep unread answers."""
-    made: list[weakref.ref[Http2Connection]] = []
+    made = []
     original = Http2Connection.__init__
 
-    def init(self: Http2Connection, *arguments: object) -> None:
-        original(self, *arguments)  # type: ignore[arg-type]
+    def init(self, *arguments):
+        original(self, *arguments)
         made.append(weakref.ref(self))
 
     monkeypatch.setattr(Http2Connection, "__init__", init)
@@ -314,7 +306,7 @@ ON_EVERY_TRANSPORT = True
 @pytest.mark.parametrize(
     "compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip, grpc.Compression.Deflate]
 )
-def test_size_of_a_request_is_limited_by_its_method(channel: grpc.Channel, compression: grpc.Compression) -> None:
+def test_size_of_a_request_is_limited_by_its_method(channel, compression):
     health, inference = health_pb2_grpc.HealthStub(channel), inference_pb2_grpc.GRPCInferenceServiceStub(channel)
     options = {"compression": compression, "timeout": SECONDS}
     checks = {
@@ -332,7 +324,7 @@ def test_size_of_a_request_is_limited_by_its_method(channel: grpc.Channel, compr
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_compression_that_is_not_announced_is_no_message(channel: grpc.Channel, transport: str) -> None:
+def test_compression_that_is_not_announced_is_no_message(channel, transport):
     """Otherwise it would be inflated beside the quota. Only gRPC's core says nothing of it to the server."""
     call = channel.unary_unary("/inference.GRPCInferenceService/ServerMetadata")
     if transport == "grpcio":

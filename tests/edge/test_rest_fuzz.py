@@ -1,13 +1,9 @@
 """Random and mutated HTTP requests: each gets a status, never one of a server fault, and none harms the server."""
 
-from __future__ import annotations
-
 import http.client
 import json
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -47,7 +43,7 @@ BODY = {"id": st.text(max_size=4) | anything, "parameters": parameters, "inputs"
 
 
 @st.composite
-def bodies(draw: st.DrawFn) -> dict[str, Any]:
+def bodies(draw):
     """A good body with one change in it or in its input."""
     body = good()
     where, fields = draw(st.sampled_from([(body, BODY), (body["inputs"][0], TENSOR)]))
@@ -66,16 +62,16 @@ SEEDS.append(json.dumps({**good(), "parameters": {"mine": 1.5}}).encode())
 
 
 @pytest.fixture
-def connection(http_url: str) -> Iterator[http.client.HTTPConnection]:
+def connection(http_url):
     with closing(http.client.HTTPConnection(http_url, timeout=10)) as connection:
         yield connection
 
 
 @EXAMPLES
-def test_random_and_mutated_bodies(http_url: str, connection: http.client.HTTPConnection, examples: int) -> None:
-    seen: Counter[int] = Counter()
+def test_random_and_mutated_bodies(http_url, connection, examples):
+    seen = Counter()
 
-    def send(path: str, body: bytes, length: str | None) -> None:
+    def send(path, body, length):
         connection.request("POST", path, body, {JSON_LENGTH: length} if length is not None else {})
         response = connection.getresponse()
         answer = response.read()
@@ -86,13 +82,13 @@ def test_random_and_mutated_bodies(http_url: str, connection: http.client.HTTPCo
 
     @profile(examples)
     @given(models, bodies(), st.just(b"") | st.binary(max_size=8), st.booleans())
-    def random_ones(model: str, body: dict[str, Any], tail: bytes, announced: bool) -> None:
+    def random_ones(model, body, tail, announced):
         written = json.dumps(body).encode()
         send(f"/v2/models/{model}/infer", written + tail, str(len(written)) if announced else None)
 
     @profile(examples)
     @given(mutated(SEEDS), st.none() | st.integers(0, 300).map(str) | st.text(max_size=0))
-    def mutated_ones(body: bytes, length: str | None) -> None:
+    def mutated_ones(body, length):
         send(INFER, body, length)
 
     random_ones()
@@ -102,9 +98,9 @@ def test_random_and_mutated_bodies(http_url: str, connection: http.client.HTTPCo
 
 
 @EXAMPLES
-def test_every_path(http_url: str, examples: int) -> None:
-    nothing: Any = None
-    routes: list[Any] = list(RestApi(nothing, nothing, nothing, nothing, None, 0).application.routes)
+def test_every_path(http_url, examples):
+    nothing = None
+    routes = list(RestApi(nothing, nothing, nothing, nothing, None, 0).application.routes)
     paths = sorted((method, route.path) for route in routes for method in route.methods - {"HEAD"})
     assert len(paths) > 20
     words = st.sampled_from([ORACLE, VERSIONED, "1", "3", "a", "%2e%2e", "%00", "%ff"]) | st.integers().map(str)
@@ -112,7 +108,7 @@ def test_every_path(http_url: str, examples: int) -> None:
 
     @profile(examples // 20)
     @given(st.lists(words, min_size=3, max_size=3), documents)
-    def all_of_them(chosen: list[str], body: bytes) -> None:
+    def all_of_them(chosen, body):
         names = dict(zip(("model", "version", "region"), chosen, strict=True))
         for method, path in paths:
             heard = ask(http_url, path.format(**names), body if method == "POST" else None, method=method)

@@ -1,10 +1,7 @@
 """Statuses of HTTP requests; test_server.py and tests/conformance have those of the inference itself."""
 
-from __future__ import annotations
-
 import json
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -17,7 +14,7 @@ from starlette.requests import Request
 
 from edge import errors
 from edge.connections.quota import Quota
-from edge.datatypes import NUMPY_TYPES, Array
+from edge.datatypes import NUMPY_TYPES
 from edge.errors import InvalidRequest
 from edge.http.messages import state_of
 from edge.rest.endpoint import Endpoints
@@ -25,7 +22,6 @@ from edge.rest.infer import BodyEncoder, infer_request
 from edge.rest.json_messages import MAX_JSON_BYTES
 from edge.security.access import INFER_STREAM, Access
 from edge.serving.call import InferResponse
-from edge.serving.request import InputTensor, UncheckedRequest
 from edge.serving.wire import to_raw
 from tests.support.http_requests import INFER, JSON_LENGTH, TOKENS, ask, binary, changed, echo, good, output, without
 from tests.support.in_process import running_service
@@ -44,7 +40,7 @@ class Row(NamedTuple):
     method: str = ""
 
 
-def infer(case: str, status: int, body: Any, text: str = "", path: str = INFER) -> Row:
+def infer(case, status, body, text="", path=INFER):
     body, headers = body if isinstance(body, tuple) else (body, None)
     return Row(case, status, path, body, text, headers)
 
@@ -140,7 +136,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.case)
-def test_request_gets_its_status(http_url: str, row: Row) -> None:
+def test_request_gets_its_status(http_url, row):
     heard = ask(http_url, row.path, row.body, headers=row.headers, method=row.method)
     assert heard.status == row.status, heard.body
     if b'"error"' not in heard.body:
@@ -151,14 +147,14 @@ def test_request_gets_its_status(http_url: str, row: Row) -> None:
     assert heard.headers["content-type"] == "application/json"
 
 
-def test_fp16_is_refused_as_json_before_it_is_computed(http_url: str) -> None:
+def test_fp16_is_refused_as_json_before_it_is_computed(http_url):
     item = {"name": echo_input("FP16"), "datatype": "FP16", "shape": [2], "parameters": {"binary_data_size": 4}}
 
-    def send(outputs: list[dict[str, Any]], **values: Any) -> Any:
+    def send(outputs, **values):
         written = json.dumps({"inputs": [item], "outputs": outputs, "parameters": values}).encode()
         return ask(http_url, "/v2/models/echo-fp16/infer", written + b"1234", headers={JSON_LENGTH: str(len(written))})
 
-    def computed() -> int:
+    def computed():
         return int(ask(http_url, "/v2/models/echo-fp16/stats").json["model_stats"][0]["execution_count"])
 
     before = computed()
@@ -177,10 +173,10 @@ STATUSES |= {"DeadlineExceeded": 504}
 
 
 @pytest.mark.parametrize(("name", "status"), STATUSES.items())
-async def test_error_gets_its_status(name: str, status: int) -> None:
+async def test_error_gets_its_status(name, status):
     endpoints = Endpoints(None, 0)
 
-    def fail(request: Request) -> object:
+    def fail(request):
         raise getattr(errors, name)("subject", given=1, expected="2", fix="Send 2.")
 
     request = Request({"type": "http", "method": "GET", "path": "/", "headers": [], "client": None})
@@ -189,11 +185,10 @@ async def test_error_gets_its_status(name: str, status: int) -> None:
     assert (response.status_code, json.loads(response.body)) == (status, body)
 
 
-async def test_caller_of_health_alone_makes_room_for_new_connections(tmp_path: Path) -> None:
+async def test_caller_of_health_alone_makes_room_for_new_connections(tmp_path):
     token = tokens_file(tmp_path / "tokens", asker=["infer"])["asker"]
     endpoints = Endpoints(Access(tmp_path / "tokens"), 0)
     share = Quota(1, 1).connect("http", 1, lambda: None)
-    assert share
     scope = {"type": "http", "method": "GET", "path": "/", "client": None, "state": state_of(share)}
     bearer = (b"authorization", b"Bearer " + token.encode())
     for rpc, header, status, proven in (
@@ -210,50 +205,50 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 TEXTS = st.lists(TEXT, min_size=1, max_size=4)
 
 
-def request_of(document: object, behind: bytes = b"") -> tuple[UncheckedRequest, BodyEncoder]:
+def request_of(document, behind=b""):
     written = json.dumps(document).encode()
     return infer_request("m", "2", written + behind, len(written))
 
 
-def inputs_of(document: object, behind: bytes = b"") -> list[InputTensor]:
+def inputs_of(document, behind=b""):
     return list(request_of(document, behind)[0].inputs)
 
 
-def sent(array: Array, datatype: str, data: Any) -> Any:
+def sent(array, datatype, data):
     item = {"name": "a", "datatype": datatype, "shape": list(array.shape), "data": data}
     return inputs_of({"inputs": [item]})[0].contents
 
 
-def answered(array: Array, *, binary: bool, regions: Any = {}, **parameters: Any) -> tuple[bytes, int | None]:  # noqa: B006
-    model: Any = SimpleNamespace(name="m", version="1")
+def answered(array, *, binary, regions={}, **parameters):  # noqa: B006
+    model = SimpleNamespace(name="m", version="1")
     return BodyEncoder(binary, {}).encode(InferResponse(model, "7", {"a": array}, regions, lambda: parameters))
 
 
 @pytest.mark.parametrize("datatype", sorted(set(JSON_TYPES) - {"BYTES"}))
 @settings(max_examples=30, deadline=None)
 @given(st.data())
-def test_numbers_travel_as_json_bit_by_bit(datatype: str, data: st.DataObject) -> None:
+def test_numbers_travel_as_json_bit_by_bit(datatype, data):
     array = data.draw(arrays.arrays(NUMPY_TYPES[datatype], arrays.array_shapes(max_dims=3, max_side=3)))
     for contents in (array.tolist(), array.ravel().tolist()):
         np.testing.assert_array_equal(sent(array, datatype, contents), array)
     body, json_bytes = answered(array, binary=False)
     assert json_bytes is None
-    back: Array = np.array(json.loads(body)["outputs"][0]["data"], NUMPY_TYPES[datatype])
+    back = np.array(json.loads(body)["outputs"][0]["data"], NUMPY_TYPES[datatype])
     np.testing.assert_array_equal(back.reshape(array.shape), array)
 
 
 @settings(max_examples=50, deadline=None)
 @given(TEXTS)
-def test_text_travels_as_json(texts: list[str]) -> None:
-    array: Array = np.array([text.encode() for text in texts], np.object_)
+def test_text_travels_as_json(texts):
+    array = np.array([text.encode() for text in texts], np.object_)
     np.testing.assert_array_equal(sent(array, "BYTES", texts), array)
     assert json.loads(answered(array, binary=False)[0])["outputs"][0]["data"] == texts
 
 
 @pytest.mark.parametrize("datatype", NUMPY_TYPES)
-def test_every_datatype_travels_as_binary_data(datatype: str) -> None:
+def test_every_datatype_travels_as_binary_data(datatype):
     texts = np.array([b"", b"\xff\0", b"1", b""], np.object_)
-    array: Array = texts if datatype == "BYTES" else np.array([0, 1, 1, 0]).astype(NUMPY_TYPES[datatype])
+    array = texts if datatype == "BYTES" else np.array([0, 1, 1, 0]).astype(NUMPY_TYPES[datatype])
     raw = to_raw(array, datatype)
     item = {"datatype": datatype, "shape": [4], "parameters": {"binary_data_size": len(raw)}}
     request, _ = request_of({"inputs": [{"name": name, **item} for name in "ab"]}, raw + raw)
@@ -267,7 +262,7 @@ def test_every_datatype_travels_as_binary_data(datatype: str) -> None:
     assert json.loads(body[:json_bytes])["outputs"][0]["parameters"] == {"binary_data_size": len(raw)}
 
 
-def test_json_and_binary_data_in_one_body() -> None:
+def test_json_and_binary_data_in_one_body():
     items = [
         {"name": "a", "datatype": "FP32", "shape": [3], "parameters": {"binary_data_size": 12, "mine": 1}},
         {"name": "b", "datatype": "INT8", "shape": [1, 2], "data": [[1, -1]]},
@@ -276,11 +271,11 @@ def test_json_and_binary_data_in_one_body() -> None:
     ]
     inputs = inputs_of({"inputs": items}, b"twelve bytes" + b"\1\0\0\0x")
     assert [inputs[place].contents for place in (0, 2, 3)] == [b"twelve bytes", None, b"\1\0\0\0x"]
-    assert (inputs[1].contents.tolist(), inputs[1].contents.dtype) == ([[1, -1]], np.int8)  # type: ignore[union-attr]
+    assert (inputs[1].contents.tolist(), inputs[1].contents.dtype) == ([[1, -1]], np.int8)
     assert (inputs[0].parameters, inputs[2].parameters) == ({"mine": 1}, {"shared_memory_region": "r"})
 
 
-def test_which_outputs_are_binary_data() -> None:
+def test_which_outputs_are_binary_data():
     outputs = [{"name": "a", "parameters": {"binary_data": False, "mine": True}}, {"name": "b"}]
     request, encoder = request_of({"parameters": {"binary_data_output": True}, "outputs": outputs})
     assert [encoder._binary(name) for name in "abc"] == [False, True, True]
@@ -290,17 +285,15 @@ def test_which_outputs_are_binary_data() -> None:
 @pytest.mark.parametrize(
     ("elements", "binary", "beside"), [(2048, False, False), (2049, False, True), (2049, True, False)]
 )
-async def test_large_answers_as_json_are_written_beside_the_event_loop(
-    tmp_path: Path, elements: int, binary: bool, beside: bool
-) -> None:
-    threads: list[bool] = []
+async def test_large_answers_as_json_are_written_beside_the_event_loop(tmp_path, elements, binary, beside):
+    threads = []
 
     class Recorder(BodyEncoder):
-        def encode(self, response: InferResponse) -> tuple[bytes, int | None]:
+        def encode(self, response):
             threads.append(threading.current_thread() is not threading.main_thread())
             return super().encode(response)
 
-    array: Array = np.zeros(elements, np.int64)
+    array = np.zeros(elements, np.int64)
     item = {
         "name": "in_int64",
         "datatype": "INT64",
@@ -314,14 +307,14 @@ async def test_large_answers_as_json_are_written_beside_the_event_loop(
     assert threads == [beside]
 
 
-def test_nonfinite_numbers_are_as_in_triton() -> None:
-    array: Array = np.array([np.nan, np.inf, -np.inf, -0.0], np.float32)
+def test_nonfinite_numbers_are_as_in_triton():
+    array = np.array([np.nan, np.inf, -np.inf, -0.0], np.float32)
     body, _ = answered(array, binary=False)
     assert b"[NaN,Infinity,-Infinity,-0.0]" in body
     np.testing.assert_array_equal(sent(array, "FP32", json.loads(body)["outputs"][0]["data"]), array)
 
 
-def test_outputs_that_json_cannot_represent_are_refused() -> None:
+def test_outputs_that_json_cannot_represent_are_refused():
     large = np.zeros(MAX_JSON_BYTES + 1, np.uint8)
     invalid = np.array([b"a\xff"], np.object_)
     for array, text in ((invalid, r"got b'\\xff', expected UTF-8"), (large, f"{large.size} bytes as JSON")):
@@ -329,8 +322,8 @@ def test_outputs_that_json_cannot_represent_are_refused() -> None:
             answered(array, binary=False)
 
 
-def test_parameters_of_a_response_and_an_output_in_shared_memory() -> None:
-    writes: list[bytes] = []
+def test_parameters_of_a_response_and_an_output_in_shared_memory():
+    writes = []
     regions = {"a": SimpleNamespace(write=writes.append)}
     body, json_bytes = answered(np.ones(1, np.float32), binary=True, regions=regions, tier="half", request_ns=2**40)
     assert (json_bytes, writes) == (None, [np.float32(1).tobytes()])
@@ -341,9 +334,9 @@ def test_parameters_of_a_response_and_an_output_in_shared_memory() -> None:
 
 
 @pytest.mark.parametrize(("regions", "classes", "binary"), [(("h",), {}, False), ((), {"h": 2}, False), ((), {}, True)])
-def test_fp16_may_be_sent_in_another_way_than_json(regions: tuple[str], classes: dict[str, int], binary: bool) -> None:
+def test_fp16_may_be_sent_in_another_way_than_json(regions, classes, binary):
     model = SimpleNamespace(outputs={"h": SimpleNamespace(datatype="FP16")})
-    form: Any = SimpleNamespace(output_names=["h"], model=model, classes=classes)
+    form = SimpleNamespace(output_names=["h"], model=model, classes=classes)
     BodyEncoder(False, {"h": binary}).check(form, regions)
     form.classes = {}
     with pytest.raises(InvalidRequest, match="output 'h': got FP16 as JSON, expected binary data"):

@@ -1,11 +1,8 @@
 """Retries of failed calls, against servers that fail on purpose."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from types import SimpleNamespace
-from typing import Any
 
 import grpc
 import pytest
@@ -27,14 +24,14 @@ LOST, LATE, BAD = (FailedCall(code, "") for code in ("UNAVAILABLE", "DEADLINE_EX
 EXHAUSTED, UNAVAILABLE = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE
 
 
-def fails(client: Client, **options: Any) -> ServerError:
+def fails(client, **options):
     with pytest.raises(ServerError) as caught:
         client.infer("m", x(), **options)
     return caught.value
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def clock(monkeypatch):
     """A clock that stands still, and pauses without chance."""
     clock = SimpleNamespace(now=50.0)
     monkeypatch.setattr(time, "monotonic", lambda: clock.now)
@@ -42,11 +39,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return clock
 
 
-def is_in(servers: Servers, server: int) -> bool:
+def is_in(servers, server):
     return servers.turn(avoid=set(range(servers.count)) - {server}) == (server, True)
 
 
-def test_failing_server_is_out_for_longer_each_time(clock: SimpleNamespace) -> None:
+def test_failing_server_is_out_for_longer_each_time(clock):
     servers = Servers(2, QUICK)
     for failure in range(1100):  # beyond what a float holds
         begun, out_seconds = clock.now, min(FIRST_OUT_SECONDS * 2 ** min(failure, 99), LONGEST_OUT_SECONDS)
@@ -62,7 +59,7 @@ def test_failing_server_is_out_for_longer_each_time(clock: SimpleNamespace) -> N
     assert (FIRST_OUT_SECONDS, LONGEST_OUT_SECONDS, MISSES) == (0.1, 5.0, 3)
 
 
-def test_several_missed_deadlines_in_a_row_take_a_server_out(clock: SimpleNamespace) -> None:
+def test_several_missed_deadlines_in_a_row_take_a_server_out(clock):
     servers = Servers(1, QUICK)
     for answered in (lambda: servers.answered(0), lambda: servers.failed(0, BAD)):
         for _ in range(MISSES - 1):
@@ -76,7 +73,7 @@ def test_several_missed_deadlines_in_a_row_take_a_server_out(clock: SimpleNamesp
     assert is_in(servers, 0)
 
 
-def test_servers_that_are_in_take_turns(clock: SimpleNamespace) -> None:
+def test_servers_that_are_in_take_turns(clock):
     servers = Servers(3, QUICK)
     assert [servers.turn()[0] for _ in range(4)] == [0, 1, 2, 0]
     servers.failed(1, LOST)
@@ -90,7 +87,7 @@ def test_servers_that_are_in_take_turns(clock: SimpleNamespace) -> None:
     assert (servers.turn(avoid={1}), servers.turn(avoid={0, 1, 2})) == ((2, False), (1, False))
 
 
-def test_budget_bounds_retries() -> None:
+def test_budget_bounds_retries():
     servers = Servers(1, Retries(budget=1, earned=0.25))
     for earned in (0, 4, 100):
         for _ in range(earned):
@@ -99,9 +96,9 @@ def test_budget_bounds_retries() -> None:
         assert [servers.spend(), servers.spend()] == [True, False]
 
 
-def test_retries_out_of_range_are_rejected() -> None:
+def test_retries_out_of_range_are_rejected():
     Retries(attempts=1, first_seconds=0, longest_seconds=0, budget=0, earned=0)
-    wrong: tuple[tuple[str, Any, str], ...] = (
+    wrong = (
         ("attempts", 0, "1 or more. Give 1 for no retries."),
         *((name, -1, "0 or more. Leave it out for the default.") for name in ("budget", "longest_seconds", "earned")),
         ("first_seconds", float("nan"), "0 or more. Leave it out for the default."),
@@ -111,10 +108,10 @@ def test_retries_out_of_range_are_rejected() -> None:
             Retries(**{name: value})
 
 
-def test_attempts_move_to_servers_with_room(clock: SimpleNamespace) -> None:
+def test_attempts_move_to_servers_with_room(clock):
     full, retries = FailedCall("RESOURCE_EXHAUSTED", "", 500), Retries(budget=2, earned=0)
 
-    def attempts(count: int, servers: Servers | None = None, **options: Any) -> Attempts:
+    def attempts(count, servers=None, **options):
         options = {"repeatable": True, "timeout_seconds": 5.0, "only": None, **options}
         return Attempts(servers or Servers(count, retries), **options)
 
@@ -150,7 +147,7 @@ def test_attempts_move_to_servers_with_room(clock: SimpleNamespace) -> None:
         assert attempts(2, **options).failed(failure) is None
 
 
-def test_pauses_are_random_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_are_random_and_bounded(monkeypatch):
     for retry, longest in ((0, 0.1), (1, 0.2), (2, 0.4), (10, 2.0), (10**6, 2.0)):
         pauses = [Retries().pause(retry) for _ in range(200)]
         assert 0 <= min(pauses) < 0.3 * longest
@@ -163,7 +160,7 @@ PERMANENT = [code for code in grpc.StatusCode if code not in (grpc.StatusCode.OK
 
 
 @pytest.mark.parametrize("code", PERMANENT, ids=lambda code: code.name)
-def test_permanent_failure_is_not_repeated(code: grpc.StatusCode) -> None:
+def test_permanent_failure_is_not_repeated(code):
     with peer(refusing(code)) as one, Client(one.url, retries=QUICK) as client:
         error = fails(client)
         assert len(one.requests) == 1
@@ -176,7 +173,7 @@ def test_permanent_failure_is_not_repeated(code: grpc.StatusCode) -> None:
 
 
 @pytest.mark.parametrize("make", CLIENTS.values(), ids=CLIENTS)
-def test_transient_failure_is_repeated(make: Any) -> None:
+def test_transient_failure_is_repeated(make):
     with peer(refusing(UNAVAILABLE, times=2)) as one, make(one.url, retries=QUICK) as client:
         result = client.infer("m", x(3))
         assert (result.outputs["y"], result.call.attempts, len(one.requests)) == (6, 3, 3)
@@ -187,12 +184,12 @@ def test_transient_failure_is_repeated(make: Any) -> None:
 
 
 class Error(grpc.RpcError):
-    def __init__(self, code: grpc.StatusCode, details: str, after: str = "") -> None:
+    def __init__(self, code, details, after=""):
         self.code, self.details = (lambda: code), (lambda: details)
         self.trailing_metadata = lambda: (("retry-after-ms", after),)
 
 
-def test_status_and_hint_are_read_from_the_error() -> None:
+def test_status_and_hint_are_read_from_the_error():
     for after in ("", "soon", "-1", "1.5", "9" * 10, "٣", "0"):
         assert FailedCall.of(Error(EXHAUSTED, "full", after)) == FailedCall("RESOURCE_EXHAUSTED", "full", 0)
     assert FailedCall.of(Error(EXHAUSTED, "full", "9" * 9)).retry_after_ms == 999_999_999
@@ -202,8 +199,8 @@ def test_status_and_hint_are_read_from_the_error() -> None:
 
 
 @pytest.mark.parametrize("make", CLIENTS.values(), ids=CLIENTS)
-def test_all_attempts_together_keep_the_deadline(make: Any) -> None:
-    def slow(request: object, context: grpc.ServicerContext) -> None:
+def test_all_attempts_together_keep_the_deadline(make):
+    def slow(request, context):
         time.sleep(0.1)
         context.abort(UNAVAILABLE, "slowly")
 
@@ -214,7 +211,7 @@ def test_all_attempts_together_keep_the_deadline(make: Any) -> None:
         assert (error.code, error.retry_after_ms, error.attempts) == ("RESOURCE_EXHAUSTED", 5000, 1)
 
 
-def test_calls_that_change_a_server_are_sent_once() -> None:
+def test_calls_that_change_a_server_are_sent_once():
     with peer(refusing(UNAVAILABLE)) as one, Client(one.url, retries=QUICK) as client:
         with pytest.raises(ServerError):
             client.load("m")
@@ -222,7 +219,7 @@ def test_calls_that_change_a_server_are_sent_once() -> None:
         assert len(one.requests) == 2
 
 
-def test_servers_take_turns_unless_one_is_named() -> None:
+def test_servers_take_turns_unless_one_is_named():
     with peer() as one, peer() as other, Client([one.url, other.url]) as client:
         assert Counter(client.infer("m", x()).call.server for _ in range(10)) == {one.url: 5, other.url: 5}
         assert {client.infer("m", x(), server=other.url).call.server for _ in range(5)} == {other.url}
@@ -237,7 +234,7 @@ def test_servers_take_turns_unless_one_is_named() -> None:
             Client(urls)
 
 
-def test_server_that_is_down_costs_one_attempt() -> None:
+def test_server_that_is_down_costs_one_attempt():
     with closed_port() as closed, peer() as one:
         with Client([closed, one.url]) as client:
             assert [client.infer("m", x()).call.attempts for _ in range(6)] == [2, 1, 1, 1, 1, 1]
@@ -248,8 +245,8 @@ def test_server_that_is_down_costs_one_attempt() -> None:
 
 
 @pytest.mark.parametrize("make", CLIENTS.values(), ids=CLIENTS)
-def test_no_request_is_lost_when_a_server_goes_and_returns(make: Any) -> None:
-    def slow(request: Any, context: grpc.ServicerContext) -> Any:
+def test_no_request_is_lost_when_a_server_goes_and_returns(make):
+    def slow(request, context):
         time.sleep(0.02)
         return doubled(request, context)
 

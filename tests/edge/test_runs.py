@@ -1,30 +1,26 @@
 """Runs record times, rows and answers of their jobs, and refuse more once the device is lost."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np
 
-from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, ModelNotReady
 from edge.instruments.statistics import ModelStatistics
-from edge.scheduling.job import Job
 from edge.scheduling.runs import Runs
 from tests.support.jobs import executor_of, job_of
 
 
-def test_run_records_times_rows_and_nonfinite_answers() -> None:
-    def work(rows: Array) -> Array:
+def test_run_records_times_rows_and_nonfinite_answers():
+    def work(rows):
         time.sleep(0.05)
         assert runs.now[0]
         current.append((runs.now[0].size, runs.now[0].executor is executor))
         return 1 / rows
 
     runs, statistics, executor = Runs(2), ModelStatistics(), executor_of(work, max_rows=4, repeats=2.0)
-    current: list[tuple[int, bool]] = []
+    current = []
     begun = time.perf_counter_ns()
-    jobs: list[Job] = [job_of(executor, 2.0, 0.0, statistics=statistics), job_of(executor, 4.0)]
+    jobs = [job_of(executor, 2.0, 0.0, statistics=statistics), job_of(executor, 4.0)]
     time.sleep(0.02)
     executor.failures.mark_broken("before")
     with np.errstate(divide="ignore"):
@@ -57,7 +53,7 @@ def test_run_records_times_rows_and_nonfinite_answers() -> None:
     assert (runs.start([late], 1), isinstance(late.error, DeadlineExceeded), late.started) == (None, True, False)
     illegal = RuntimeError("cuStreamSynchronize failed: an illegal memory access was encountered")
 
-    def fail(rows: Array) -> Array:
+    def fail(rows):
         raise illegal
 
     runs.execute(job_of(executor_of(fail), 1), 1)

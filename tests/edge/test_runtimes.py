@@ -1,38 +1,37 @@
-"""The table of runtimes: choosing one, adding one, and the simulated accelerator."""
-
-from __future__ import annotations
+"""The table of runtimes, the simulated accelerator, and the runner for ONNX Runtime."""
 
 import sys
 import time
 from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import msgspec
 import numpy as np
 import onnxruntime
 import pytest
 from click.testing import CliRunner
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.manifest import Artifact, Profile, Tier, Tolerance
 from edge.cli.build import build as build_command
-from edge.errors import BackendError, BundleError, UsageError
+from edge.datatypes import TensorSpec
+from edge.errors import BackendError, BundleError, InvalidRequest, RunnerError, UsageError
 from edge.runtimes import cuda
 from edge.runtimes.build import load_runner
 from edge.runtimes.cuda import DeviceFacts
 from edge.runtimes.onnxruntime import OnnxRuntimeTensorRt
+from edge.runtimes.onnxruntime_runner import CPU, OnnxRuntimeRunner
 from edge.runtimes.onnxruntime_runner import CUDA as CUDA_PROVIDERS
-from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from edge.runtimes.runtime import BuildOptions, Source
 from edge.runtimes.table import RUNTIMES, choose, targets
 from edge.runtimes.tensorrt import package
+from tests.data.make_broken_bundles import changed_onnx, external_data
 from tests.support.commands import fewheads, refusal
 from tests.support.letters_model import MAX_BATCH_SIZE, write_letters_bundle
 from tests.support.marks import with_rtx
-from tests.support.models import ORACLE_BUNDLE, oracle_golden, oracle_manifest, serialized
+from tests.support.models import ORACLE_BUNDLE, oracle_golden, oracle_manifest, oracle_onnx, serialized
+from tests.support.server_models import table_graph, write_echo_bundle
 
 # The installed ONNX Runtime decides between the two, on a Jetson as anywhere.
 CUDA = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
@@ -53,8 +52,8 @@ def test_auto_chooses_the_first_suitable_runtime_and_gives_the_reason():
 
 
 @without_tensorrt
-def test_auto_skips_tensorrt_without_pycuda(monkeypatch: pytest.MonkeyPatch):
-    tensorrt: Any = ModuleType("tensorrt")
+def test_auto_skips_tensorrt_without_pycuda(monkeypatch):
+    tensorrt = ModuleType("tensorrt")
     tensorrt.__version__ = "10.3.0"
     monkeypatch.setitem(sys.modules, "tensorrt", tensorrt)
     monkeypatch.setitem(sys.modules, "pycuda.driver", None)
@@ -71,7 +70,7 @@ def test_auto_skips_tensorrt_without_pycuda(monkeypatch: pytest.MonkeyPatch):
         pytest.param("tensorrt-rtx:SM86", "SM86", "tensorrt", False, marks=with_rtx),
     ],
 )
-def test_named_targets(target: str, device: str, artifact_runtime: str, thread_bound: bool):
+def test_named_targets(target, device, artifact_runtime, thread_bound):
     runtime = choose(target)
     assert runtime.name == target.partition(":")[0]
     assert (runtime.device, runtime.artifact_runtime, runtime.thread_bound) == (device, artifact_runtime, thread_bound)
@@ -86,13 +85,13 @@ def test_named_targets(target: str, device: str, artifact_runtime: str, thread_b
         pytest.param("onnxruntime-cuda", "CUDA{} got .*Install the extra 'cuda'", marks=without_cuda),
     ],
 )
-def test_error_of_a_missing_package_or_provider(target: str, message: str):
+def test_error_of_a_missing_package_or_provider(target, message):
     with pytest.raises(BackendError, match=message.format("ExecutionProvider:")):
         choose(target)
 
 
 @pytest.mark.parametrize("target", ["", "TENSORRT", "onnxruntime:SM86", "auto:"])
-def test_unknown_target(target: str):
+def test_unknown_target(target):
     with pytest.raises(UsageError, match=f"--target: got '{target}', expected {targets()}. Take auto"):
         choose(target)
 
@@ -112,10 +111,10 @@ def test_auto_prefers_tensorrt_then_its_provider_then_cuda_then_the_cpu():
     assert (on_cuda.device, on_cuda.thread_bound) == ("GPU", True)
 
 
-def test_cuda_uses_no_file_with_dynamic_int8(tmp_path: Path):
+def test_cuda_uses_no_file_with_dynamic_int8(tmp_path):
     runtime = RUNTIMES["onnxruntime-cuda"]()
 
-    def bundle_of(*files: tuple[str, str]) -> Bundle:
+    def bundle_of(*files):
         rest = {"opset": 17, "tolerance": Tolerance(atol=1, rtol=0)}
         artifacts = [Artifact(file=f"{of}.{size}.onnx", runtime=of, precision=size, **rest) for of, size in files]
         tiers = (Tier(name="full", artifacts=tuple(artifacts)),)
@@ -144,17 +143,17 @@ def test_gpu_rejects_dynamic_int8_in_a_file_for_any_runtime():
 
 @with_rtx
 @pytest.mark.parametrize(("device", "given"), [("SM87", "'SM87'"), ("CURRENT", "'CURRENT'"), ("", "no compute")])
-def test_unsupported_compute_capability(device: str, given: str):
+def test_unsupported_compute_capability(device, given):
     with pytest.raises(UsageError, match=rf"got {given}.*expected :SM75 :SM80 :SM86.*a Jetson Orin .SM87. is none"):
         choose(f"tensorrt-rtx:{device}")
 
 
-def test_a_simulated_run_lasts_its_time_without_the_processor(tmp_path: Path):
+def test_a_simulated_run_lasts_its_time_without_the_processor(tmp_path):
     loaded = load_runner(Bundle.open(ORACLE_BUNDLE), "simulated:50", tmp_path)
     golden = oracle_golden()
     for call in (loaded.runner.infer, loaded.runner.run):
         started, worked = time.perf_counter(), time.thread_time()
-        outputs: Any = call(golden.inputs)
+        outputs = call(golden.inputs)
         assert time.perf_counter() - started >= 0.05
         assert time.thread_time() - worked < 0.025
         np.testing.assert_array_equal(outputs["value"], golden.outputs["value"])
@@ -163,17 +162,17 @@ def test_a_simulated_run_lasts_its_time_without_the_processor(tmp_path: Path):
 
 
 @pytest.mark.parametrize("duration", ["", "0", "-1", "nan", "inf", "60001", "1ms"])
-def test_a_simulated_run_needs_a_duration(duration: str):
+def test_a_simulated_run_needs_a_duration(duration):
     with pytest.raises(UsageError, match=r"--target simulated: got .*, expected the milliseconds .* Write simulated:1"):
         choose(f"simulated:{duration}")
 
 
-def test_a_simulated_accelerator_takes_one_instance(tmp_path: Path):
+def test_a_simulated_accelerator_takes_one_instance(tmp_path):
     arguments = ["serve", str(tmp_path), "--target=simulated:1", "--instances=2", "--grpc-port=0", "--metrics-port=0"]
     assert "--instances: got 2, expected 1 on a GPU" in refusal(fewheads(*arguments), 2)
 
 
-def test_cache_key_of_the_tensorrt_provider_contains_gpu_and_versions(monkeypatch: pytest.MonkeyPatch):
+def test_cache_key_of_the_tensorrt_provider_contains_gpu_and_versions(monkeypatch):
     monkeypatch.setattr(OnnxRuntimeTensorRt, "version", classmethod(lambda _: "1.23"))
     keys = []
     for board in (("Orin", "8.7", "12.6"), ("Orin", "8.7", "13.0"), ("Thor", "11.0", "13.0")):
@@ -185,7 +184,7 @@ def test_cache_key_of_the_tensorrt_provider_contains_gpu_and_versions(monkeypatc
     assert (keys[0]["device_name"], keys[0]["cuda"], keys[0]["tensorrt"]) == ("Orin", "12.6", "10.3.0")
 
 
-def test_options_of_the_tensorrt_provider(tmp_path: Path):
+def test_options_of_the_tensorrt_provider(tmp_path):
     runtime = OnnxRuntimeTensorRt()
     options = BuildOptions(workspace_bytes=2**20, timing_cache=tmp_path / "timing" / "x.bin")
     (name, given), (second, _) = runtime.providers(Source.of(Bundle.open(ORACLE_BUNDLE), runtime), options)
@@ -202,7 +201,7 @@ def test_options_of_the_tensorrt_provider(tmp_path: Path):
     }
 
 
-def test_the_tensorrt_provider_gets_one_profile_around_several(tmp_path: Path):
+def test_the_tensorrt_provider_gets_one_profile_around_several(tmp_path):
     bundle = write_letters_bundle(tmp_path / "letters")
     (tier,) = bundle.manifest.tiers
     (artifact,) = tier.artifacts
@@ -216,3 +215,163 @@ def test_the_tensorrt_provider_gets_one_profile_around_several(tmp_path: Path):
     (_, given), _ = runtime.providers(Source.of(bundle, runtime, role="backbone"), BuildOptions())
     found = [given[f"trt_profile_{bound}_shapes"].split(",")[0] for bound in ("min", "opt", "max")]
     assert found == ["tokens:1x1", "tokens:2x8", "tokens:4x9"]
+
+
+@pytest.fixture
+def runner():
+    return OnnxRuntimeRunner(oracle_onnx(), subject="oracle")
+
+
+def test_runner_releases_the_bytes_of_the_file():
+    model = oracle_onnx()
+    before = sys.getrefcount(model)
+    runner = OnnxRuntimeRunner(model, subject="oracle")
+    assert sys.getrefcount(model) == before
+    runner.close()
+
+
+def test_external_weights_are_found_in_subgraphs():
+    def with_external_branch(model):
+        external_data(model)
+        branch = helper.make_graph(
+            [helper.make_node("Identity", ["second"], ["chosen"])],
+            "branch",
+            [],
+            [helper.make_tensor_value_info("chosen", TensorProto.FLOAT, [30, 1])],
+            [model.graph.initializer.pop(2)],
+        )
+        node = helper.make_node("If", ["condition"], ["second"], then_branch=branch, else_branch=branch)
+        model.graph.node.insert(0, node)
+
+    with pytest.raises(BundleError, match="got external data"):
+        OnnxRuntimeRunner(changed_onnx(with_external_branch), subject="oracle")
+
+
+def test_specs_of_half_precision_and_fixed_shapes():
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT16, [2, 3]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", [x], [y])
+    runner = OnnxRuntimeRunner(serialized(graph), subject="relu")
+    assert (runner.inputs, runner.outputs) == ((TensorSpec("x", "FP16", (2, 3)),), (TensorSpec("y", "FP16", (2, 3)),))
+
+
+WIDTH = 6
+
+
+def recurrent_onnx():
+    """One step: x and state [batch, 6] to next = tanh(x @ wx + state @ ws) [batch, 6] and y = next @ wy [batch, 2]."""
+    random = np.random.default_rng(0)
+    weights = {"wx": (WIDTH, WIDTH), "ws": (WIDTH, WIDTH), "wy": (WIDTH, 2)}
+    nodes = [("MatMul", "x wx", "a"), ("MatMul", "state ws", "b"), ("Add", "a b", "c"), ("Tanh", "c", "next")]
+    nodes.append(("MatMul", "next wy", "y"))
+    made = [helper.make_node(kind, inputs.split(), [output]) for kind, inputs, output in nodes]
+    widths = {"x": WIDTH, "state": WIDTH, "y": 2, "next": WIDTH}
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", width]) for name, width in widths.items()]
+    arrays = [numpy_helper.from_array(random.normal(size=of).astype(np.float32), name) for name, of in weights.items()]
+    return serialized(helper.make_graph(made, "recurrent", infos[:2], infos[2:], arrays))
+
+
+@pytest.fixture
+def recurrent():
+    return OnnxRuntimeRunner(recurrent_onnx(), subject="recurrent")
+
+
+@pytest.mark.parametrize("cuda", [False, pytest.param(True, marks=pytest.mark.gpu)])
+def test_loop_with_handles_equals_one_with_arrays(cuda):
+    if cuda and CUDA_PROVIDERS[0][0] not in onnxruntime.get_available_providers():
+        pytest.skip("needs onnxruntime-gpu")
+    runner = OnnxRuntimeRunner(recurrent_onnx(), subject="recurrent", providers=CUDA_PROVIDERS if cuda else CPU)
+    steps = np.random.default_rng(1).normal(size=(50, 3, WIDTH)).astype(np.float32)
+    start = np.ones((3, WIDTH), np.float32)
+    handle = runner.upload(start)
+    state, first = start.copy(), handle
+    start[:] = 7  # the handle has a copy
+    kept, expected = [], []
+    for x in steps:
+        on_device = runner.run({"x": x, "state": handle}, keep={"next"})
+        on_host = runner.infer({"x": x, "state": state})
+        handle, state = on_device["next"], on_host["next"]
+        assert (handle.datatype, handle.shape) == ("FP32", (3, WIDTH))
+        kept.append(on_device["y"])
+        expected.append(on_host["y"])
+    # Compared at the end, because a later run must not overwrite earlier outputs.
+    np.testing.assert_array_equal(np.array(kept), np.array(expected))
+    copy = handle.numpy()
+    np.testing.assert_array_equal(copy, state)
+    copy[:] = 0
+    np.testing.assert_array_equal(handle.numpy(), state)
+    np.testing.assert_array_equal(first.numpy(), np.ones((3, WIDTH), np.float32))
+
+
+class Stranger:
+    datatype, shape = "FP32", (1, WIDTH)
+
+
+ROW = np.zeros((1, WIDTH), np.float32)
+
+
+def test_invalid_tensors_are_rejected(recurrent):
+    for state, keep, message in (
+        (ROW[:, :2], "next", "input 'state' of recurrent: got FP32 [1, 2], expected FP32 [-1, 6]. Feed an output that"),
+        (ROW.astype(np.float64), "next", "input 'state' of recurrent: got FP64 [1, 6], expected FP32 [-1, 6]."),
+        (None, "next", "inputs of recurrent: got ['x'], expected ['state', 'x']. Feed each input of the graph once."),
+        (ROW, "state", "keep of recurrent: got 'state', expected one of ['y', 'next']. Keep an output of the graph."),
+        (Stranger(), "next", "input 'state' of recurrent: got a handle of Stranger, expected numbers in an array"),
+    ):
+        uploaded = recurrent.upload(state) if isinstance(state, np.ndarray) else state
+        feeds = {"x": ROW} | ({} if uploaded is None else {"state": uploaded})
+        with pytest.raises(InvalidRequest) as caught:
+            recurrent.run(feeds, [keep])
+        assert str(caught.value).startswith(message)
+        assert recurrent.run({"x": ROW, "state": ROW}, ["next"])["next"].shape == (1, WIDTH)
+
+
+def test_text_cannot_be_kept_on_the_device(recurrent, tmp_path):
+    text = np.array([b"a"], object)
+    with pytest.raises(InvalidRequest, match="upload to recurrent: got BYTES, expected numbers"):
+        recurrent.upload(text)
+    echo = OnnxRuntimeRunner(write_echo_bundle(tmp_path / "echo", "BYTES").read("model.onnx"), subject="echo")
+    with pytest.raises(InvalidRequest, match="'in_bytes' of echo: got BYTES, expected numbers"):
+        echo.run({"in_bytes": text})
+
+
+@pytest.mark.parametrize("call", ["infer", "run"])
+def test_error_of_the_runtime_is_only_in_the_log(caplog, call):
+    nodes = [helper.make_node("MatMul", ["a", "b"], ["y"])]
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["m", "n"]) for name in "aby"]
+    runner = OnnxRuntimeRunner(serialized(helper.make_graph(nodes, "product", infos[:2], infos[2:])), subject="product")
+    with pytest.raises(RunnerError, match=r"product: got \w+, expected an answer. See the server's log.") as caught:
+        getattr(runner, call)({"a": np.zeros((2, 3), np.float32), "b": np.zeros((2, 3), np.float32)})
+    assert "dimension" not in str(caught.value)
+    assert "dimension" in caplog.text
+    runner.close()
+    with pytest.raises(RunnerError):
+        getattr(runner, call)({"a": np.zeros((2, 3), np.float32), "b": np.zeros((3, 2), np.float32)})
+
+
+def test_index_outside_its_table_is_refused(caplog, capfd):
+    runner = OnnxRuntimeRunner(serialized(table_graph(100)), subject="table")
+    for call in (runner.infer, runner.run):
+        for index in (100, -101):
+            with pytest.raises(InvalidRequest) as caught:
+                call({"ids": np.array([[1], [index]])})
+            assert str(caught.value) == (
+                f"an input of table: got {index}, expected values from -100 to 99, the rows of a table of the model. "
+                "Send the token ids of this model's own tokenizer."
+            )
+    # What optimizations make of the embeddings of a BERT.
+    node = helper.make_node("EmbedLayerNormalization", ["ids", "", "words", "places", "", "ones", "ones"], ["y", "z"])
+    node.domain = "com.microsoft"
+    tensors = [
+        numpy_helper.from_array(np.ones(shape, np.float32), name)
+        for name, shape in (("words", (9, 4)), ("places", (9, 4)), ("ones", (4,)))
+    ]
+    infos = [
+        helper.make_tensor_value_info("ids", TensorProto.INT32, [1, 1]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1, 4]),
+    ]
+    graph = helper.make_graph([node], "g", infos[:1], infos[1:], tensors)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+    with pytest.raises(InvalidRequest, match="got an index outside its table, expected values inside"):
+        OnnxRuntimeRunner(model, subject="bert").infer({"ids": np.array([[9]], np.int32)})
+    assert (caplog.records, capfd.readouterr().err) == ([], "")

@@ -1,17 +1,12 @@
 """The scheduler's threads: order, deadlines and cancellation at every stage, and no job harms another."""
 
-from __future__ import annotations
-
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 import pytest
 
-from edge.datatypes import Array
 from edge.errors import DeadlineExceeded, ModelNotReady, Overloaded
 from edge.programs.program import Computed, Program
 from edge.scheduling.batching import BatchAssembler
@@ -25,17 +20,17 @@ until = partial(wait_until, seconds=10)
 
 
 @pytest.fixture
-def scheduler() -> Iterator[Scheduler]:
+def scheduler():
     scheduler = Scheduler(max_queue_size=4)
     yield scheduler
     scheduler.close()
 
 
-def _raise(error: BaseException) -> None:
+def _raise(error):
     raise error
 
 
-def known(seconds: float, work: Callable[[Array], Any] = lambda rows: rows) -> TierExecutor:
+def known(seconds, work=lambda rows: rows):
     """An executor whose runs of one row are predicted to take so long."""
     executor = executor_of(work)
     for _ in range(50):
@@ -44,17 +39,17 @@ def known(seconds: float, work: Callable[[Array], Any] = lambda rows: rows) -> T
 
 
 class Held:
-    def __init__(self) -> None:
+    def __init__(self):
         self.started, self.go = threading.Event(), threading.Event()
 
-    def __call__(self, rows: Array) -> Array:
+    def __call__(self, rows):
         self.started.set()
         assert self.go.wait(WAIT)
         return rows
 
 
-def test_device_has_one_thread_that_is_not_the_callers(scheduler: Scheduler) -> None:
-    def where(rows: Array | None = None) -> tuple[int, str]:
+def test_device_has_one_thread_that_is_not_the_callers(scheduler):
+    def where(rows=None):
         return threading.get_ident(), threading.current_thread().name
 
     jobs = [submitted(scheduler, job_of(known(1e-5, where), 0)) for _ in range(3)]
@@ -68,15 +63,15 @@ def test_device_has_one_thread_that_is_not_the_callers(scheduler: Scheduler) -> 
         assert all(thread.daemon for thread in (each._timer, *(worker.thread for worker in each._workers)))
 
 
-def test_own_work_runs_on_the_calling_thread_without_a_device() -> None:
+def test_own_work_runs_on_the_calling_thread_without_a_device():
     scheduler = Scheduler(4, device_bound=False)
     with occupied(scheduler):  # loading a model waits for no request, and no request for it
         assert scheduler.call(threading.get_ident) == threading.get_ident()
     scheduler.close()
 
 
-def test_own_work_is_never_rejected_and_goes_first(scheduler: Scheduler) -> None:
-    done: list[str] = []
+def test_own_work_is_never_rejected_and_goes_first(scheduler):
+    done = []
     with ThreadPoolExecutor(1) as pool:
         with occupied(scheduler):
             for _ in range(4):
@@ -88,33 +83,19 @@ def test_own_work_is_never_rejected_and_goes_first(scheduler: Scheduler) -> None
     assert done[0] == "own"
 
 
-@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
-def test_exception_reaches_its_own_job_only(scheduler: Scheduler, kind: type[BaseException]) -> None:
-    error = kind("mine")
-    fail = partial(_raise, error)
-    with occupied(scheduler):
-        before, failing, after = run(scheduler, lambda: 1), run(scheduler, fail), run(scheduler, lambda: 2)
-    assert output(before) == 1
-    assert failing.exception(WAIT) is error
-    assert output(after) == 2
-    with pytest.raises(kind, match="mine"):
-        scheduler.call(fail)
-    assert scheduler.call(lambda: 3) == 3
-
-
 class Returning(Program):
     """A program that returns a given result for negative rows, and the rows for others."""
 
-    def __init__(self, computed: Any) -> None:
+    def __init__(self, computed):
         self._computed = computed
 
-    def compute(self, inputs: Mapping[str, Array], tier: str) -> Any:
+    def compute(self, inputs, tier):
         return self._computed if (inputs["x"] < 0).any() else Computed({"y": inputs["x"]})
 
 
 @pytest.mark.parametrize("max_rows", [0, 8])
-@pytest.mark.parametrize("computed", [None, Computed({"y": None})], ids=["no result", "no array"])  # type: ignore[dict-item]
-def test_result_that_is_no_array_fails_its_own_job_only(scheduler: Scheduler, computed: Any, max_rows: int) -> None:
+@pytest.mark.parametrize("computed", [None, Computed({"y": None})], ids=["no result", "no array"])
+def test_result_that_is_no_array_fails_its_own_job_only(scheduler, computed, max_rows):
     executor = TierExecutor("full", Returning(computed), BatchAssembler(VALUES, {}), max_rows=max_rows)
     with occupied(scheduler):
         before, failing, after = (submitted(scheduler, job_of(executor, value)) for value in (1, -1, 2))
@@ -125,7 +106,7 @@ def test_result_that_is_no_array_fails_its_own_job_only(scheduler: Scheduler, co
     assert output(submitted(scheduler, job_of(executor, 3))).item() == 3
 
 
-def test_full_queue_rejects_requests_and_recovers() -> None:
+def test_full_queue_rejects_requests_and_recovers():
     scheduler = Scheduler(4, max_queue_bytes=10 * ROW_BYTES)
     executor = executor_of(lambda rows: rows)
     with occupied(scheduler):
@@ -142,10 +123,10 @@ def test_full_queue_rejects_requests_and_recovers() -> None:
     scheduler.close()
 
 
-def test_jobs_expire_at_their_deadlines_while_the_worker_is_busy(scheduler: Scheduler) -> None:
+def test_jobs_expire_at_their_deadlines_while_the_worker_is_busy(scheduler):
     with pytest.raises(DeadlineExceeded, match=r"got \d+\.\d ms of waiting, expected its turn before the deadline"):
         run(scheduler, lambda: None, deadline=time.monotonic() - 1)
-    ran: list[str] = []
+    ran = []
     with occupied(scheduler):
         begun = time.monotonic()
         jobs = [run(scheduler, lambda: ran.append("late"), deadline=begun + delay) for delay in (0.2, 0.05, 0.1)]
@@ -158,7 +139,7 @@ def test_jobs_expire_at_their_deadlines_while_the_worker_is_busy(scheduler: Sche
     assert ran == ["patient"]
 
 
-def test_running_job_is_delivered_although_it_was_cancelled(scheduler: Scheduler) -> None:
+def test_running_job_is_delivered_although_it_was_cancelled(scheduler):
     work = Held()
     running = submitted(scheduler, job_of(executor_of(work), 7))
     assert work.started.wait(WAIT)
@@ -170,9 +151,9 @@ def test_running_job_is_delivered_although_it_was_cancelled(scheduler: Scheduler
     assert (output(running).item(), running.stage, queued.stage) == (7, "answered", "answered")
 
 
-def test_job_that_expires_between_two_tries_counts_as_running(scheduler: Scheduler) -> None:
+def test_job_that_expires_between_two_tries_counts_as_running(scheduler):
     # The run that two share fails after the deadline of one, so that one is not tried alone.
-    def work(rows: Array) -> Array:
+    def work(rows):
         if len(rows) > 1:
             time.sleep(0.1)
             raise ValueError
@@ -188,8 +169,8 @@ def test_job_that_expires_between_two_tries_counts_as_running(scheduler: Schedul
     assert (good.stage, late.stage) == ("answered", "running")
 
 
-def test_neighbours_that_leave_or_expire_are_not_computed(scheduler: Scheduler) -> None:
-    sizes: list[int] = []
+def test_neighbours_that_leave_or_expire_are_not_computed(scheduler):
+    sizes = []
     executor = executor_of(lambda rows: sizes.append(len(rows)) or rows * 2, max_rows=100)
     with occupied(scheduler):
         jobs = [submitted(scheduler, job_of(executor, value, value)) for value in range(3)]
@@ -199,9 +180,9 @@ def test_neighbours_that_leave_or_expire_are_not_computed(scheduler: Scheduler) 
 
 
 @pytest.mark.parametrize("instances", [1, 2])
-def test_request_that_finds_the_server_busy_waits_for_others(instances: int) -> None:
+def test_request_that_finds_the_server_busy_waits_for_others(instances):
     scheduler = Scheduler(100, instances=instances)
-    sizes: list[int] = []
+    sizes = []
     executor = executor_of(lambda rows: sizes.append(len(rows)) or rows, max_rows=3, max_delay_seconds=0.2)
     begun = time.monotonic()
     for together in (2, 3):  # three are as many as fit
@@ -214,7 +195,7 @@ def test_request_that_finds_the_server_busy_waits_for_others(instances: int) -> 
     assert sizes == [2, 3]
 
 
-def test_only_a_busy_server_makes_a_request_wait_and_that_delays_no_other_model() -> None:
+def test_only_a_busy_server_makes_a_request_wait_and_that_delays_no_other_model():
     scheduler = Scheduler(100, instances=2)
     executor = executor_of(lambda rows: rows, max_rows=8, max_delay_seconds=2 * WAIT)
     assert output(submitted(scheduler, job_of(executor, 1))).tolist() == [[1]]  # the server is idle
@@ -230,7 +211,7 @@ def test_only_a_busy_server_makes_a_request_wait_and_that_delays_no_other_model(
     scheduler.close()
 
 
-def test_predicted_misses_are_rejected_while_the_server_is_busy(scheduler: Scheduler) -> None:
+def test_predicted_misses_are_rejected_while_the_server_is_busy(scheduler):
     executor = known(0.1)
     with occupied(scheduler, expected_seconds=0.5):
         # 0.5 s of the current run, and 0.1 s of its own, but it allows only 0.4 s.
@@ -250,7 +231,7 @@ def test_predicted_misses_are_rejected_while_the_server_is_busy(scheduler: Sched
     assert output(submitted(scheduler, job_of(known(100.0), 1, deadline=time.monotonic() + 10))) == [[1]]
 
 
-def test_missed_deadlines_raise_the_predictions_and_met_ones_lower_them(scheduler: Scheduler) -> None:
+def test_missed_deadlines_raise_the_predictions_and_met_ones_lower_them(scheduler):
     executor = known(0.25)
     with occupied(scheduler):
         before = scheduler.finish_seconds(job_of(executor, 1))
@@ -267,11 +248,11 @@ def test_missed_deadlines_raise_the_predictions_and_met_ones_lower_them(schedule
     assert until(lambda: scheduler._admission.correction._factor < factor)
 
 
-def test_brief_run_is_computed_by_the_submitting_thread() -> None:
+def test_brief_run_is_computed_by_the_submitting_thread():
     scheduler = Scheduler(10, instances=2, device_bound=False)
-    threads: list[int] = []
+    threads = []
 
-    def remember(rows: Array) -> Array:
+    def remember(rows):
         threads.append(threading.get_ident())
         return rows
 
@@ -289,11 +270,11 @@ def test_brief_run_is_computed_by_the_submitting_thread() -> None:
     scheduler.close()
 
 
-def test_no_more_is_computed_at_once_than_there_are_instances() -> None:
+def test_no_more_is_computed_at_once_than_there_are_instances():
     scheduler = Scheduler(10_000, instances=2, device_bound=False)
     places, most = threading.Semaphore(2), [0]
 
-    def compute(rows: Array) -> Array:
+    def compute(rows):
         assert places.acquire(blocking=False)
         most[0] = max(most[0], 2 - places._value)
         time.sleep(0.0001)
@@ -303,7 +284,7 @@ def test_no_more_is_computed_at_once_than_there_are_instances() -> None:
     options = ((0, 0.0), (2, 0.0), (4, 0.001))
     executors = [executor_of(compute, max_rows=rows, max_delay_seconds=delay) for rows, delay in options]
 
-    def submitter(seed: int) -> None:
+    def submitter(seed):
         for number in range(60):
             executor = executors[(seed + number) % len(executors)]
             for _ in range(10):
@@ -316,24 +297,12 @@ def test_no_more_is_computed_at_once_than_there_are_instances() -> None:
     assert (most, places._value) == ([2], 2)
 
 
-def test_close_finishes_the_jobs_that_wait() -> None:
-    scheduler = Scheduler(max_queue_size=8)
-    with ThreadPoolExecutor(1) as pool:
-        with occupied(scheduler):
-            waiting = [run(scheduler, lambda number=number: number) for number in range(7)]  # type: ignore[misc]
-            late = run(scheduler, lambda: 7, deadline=time.monotonic() + 0.02)
-            closing = pool.submit(scheduler.close)
-            assert isinstance(late.exception(WAIT), DeadlineExceeded)  # while it closes, too
-        closing.result(WAIT)
-    assert [output(job) for job in waiting] == list(range(7))
-
-
-def test_end_of_a_thread_ends_the_requests_and_rejects_further_ones(scheduler: Scheduler) -> None:
+def test_end_of_a_thread_ends_the_requests_and_rejects_further_ones(scheduler):
     class Repeats(float):
-        def __sub__(self, other: float) -> float:
+        def __sub__(self, other):
             raise ZeroDivisionError
 
-    lost: list[str] = []
+    lost = []
     refuse, scheduler.runs.on_lost = scheduler.runs.on_lost, lambda: (lost.append("lost"), refuse())[0]
     with occupied(scheduler):
         computed = submitted(scheduler, job_of(executor_of(lambda rows: rows, repeats=Repeats(1)), 1))

@@ -1,17 +1,14 @@
 """Memory and sensors from the files of an Orin Nano, from broken files, and from this machine."""
 
-from __future__ import annotations
-
 import os
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
 from edge.instruments import sensors as module
 from edge.instruments.memory import MemorySampler
-from edge.instruments.sensors import SensorReading, Sensors
+from edge.instruments.sensors import Sensors
 from tests.support import boards
 from tests.support.boards import (
     BUDDYINFO,
@@ -28,18 +25,18 @@ from tests.support.boards import (
 Key = tuple[str, str]
 
 
-def sampled(sensors: Sensors) -> dict[Key, SensorReading]:
+def sampled(sensors):
     return {(reading.kind, reading.name): reading for reading in sensors.sample()}
 
 
-def values(root: Path) -> dict[Key, float]:
+def values(root):
     return {key: reading.value for key, reading in sampled(Sensors(root)).items()}
 
 
-def expected(jetpack: int) -> dict[Key, float]:
+def expected(jetpack):
     suffix = "-therm" if jetpack == 5 else "-thermal"
     least, most = boards.GPU_CLOCKS[jetpack]
-    kinds: dict[str, dict[str, float]] = {
+    kinds = {
         "temperature": {f"{name}{suffix}": value / 1000 for name, value in boards.TEMPERATURES.items()},
         "power": {rail: volts * amperes / 1e6 for rail, (volts, amperes) in RAILS.items()},
         "frequency": {"gpu": 306e6, "cpu0": 729.6e6, "cpu4": 1344e6},
@@ -52,13 +49,13 @@ def expected(jetpack: int) -> dict[Key, float]:
 
 
 @pytest.mark.parametrize("jetpack", [5, 6, 7])
-def test_sensors_of_an_orin_nano(tmp_path: Path, jetpack: int) -> None:
+def test_sensors_of_an_orin_nano(tmp_path, jetpack):
     root = orin_nano(tmp_path, jetpack)
     assert values(root) == pytest.approx(expected(jetpack))
     assert values(in_container(root)) == pytest.approx(expected(jetpack))
 
 
-def test_units_and_sources(tmp_path: Path) -> None:
+def test_units_and_sources(tmp_path):
     found = sampled(Sensors(add_files_for_root(orin_nano(tmp_path, 6))))
     units = {reading.unit for reading in found.values()}
     assert units == {"celsius", "watts", "ratio", "hertz", "rpm", "events", "level"}
@@ -73,7 +70,7 @@ def test_units_and_sources(tmp_path: Path) -> None:
     assert (found["frequency", "emc"].value, found["utilization", "emc"].value) == (2133e6, pytest.approx(0.61))
 
 
-def test_implausible_values_are_absent(tmp_path: Path) -> None:
+def test_implausible_values_are_absent(tmp_path):
     root = add_files_for_root(orin_nano(tmp_path, 6))
     for path, text, key, value in (
         ("sys/kernel/debug/bpmp/debug/clk/emc/rate", "0", ("utilization", "emc"), None),
@@ -88,7 +85,7 @@ def test_implausible_values_are_absent(tmp_path: Path) -> None:
         assert values(write(root, {path: text})).get(key) == value
 
 
-def test_sensors_of_a_desktop(tmp_path: Path) -> None:
+def test_sensors_of_a_desktop(tmp_path):
     rail = {"in1_input": "1\n", "curr1_input": "1\n"}
     for device, files in {
         "thermal/thermal_zone0": {"type": "acpitz\n", "temp": "27800\n"},
@@ -107,12 +104,12 @@ def test_sensors_of_a_desktop(tmp_path: Path) -> None:
         assert values(tmp_path) == {**zones, ("utilization", "gpu"): load}
 
 
-def sensor_paths(root: Path) -> dict[Key, Path]:
+def sensor_paths(root):
     return {key: root / reading.source.split()[0].lstrip("/") for key, reading in sampled(Sensors(root)).items()}
 
 
 @pytest.mark.parametrize("bad", ["", "-256000", "0x10", "1e3", "4 5", "1_000", "٣", "²", "nan", "\0", "9" * 65, "1\n2"])
-def test_text_that_is_not_a_number_is_absent(tmp_path: Path, bad: str) -> None:
+def test_text_that_is_not_a_number_is_absent(tmp_path, bad):
     orin_nano(tmp_path, 6)
     for path in sensor_paths(tmp_path).values():
         path.write_text(bad)
@@ -120,7 +117,7 @@ def test_text_that_is_not_a_number_is_absent(tmp_path: Path, bad: str) -> None:
     assert set(values(tmp_path)) <= ({("power", rail) for rail in RAILS} if bad == "-256000" else set())
 
 
-def test_missing_file_affects_only_its_sensor(tmp_path: Path) -> None:
+def test_missing_file_affects_only_its_sensor(tmp_path):
     sensors = Sensors(orin_nano(tmp_path, 6))
     left, paths = set(sampled(sensors)), sensor_paths(tmp_path)
     for key in (("temperature", "gpu-thermal"), ("power", "VDD_IN"), ("utilization", "gpu")):
@@ -131,7 +128,7 @@ def test_missing_file_affects_only_its_sensor(tmp_path: Path) -> None:
         assert set(sampled(sensors)) == left
 
 
-def test_sensor_that_returns_eagain_is_absent(tmp_path: Path) -> None:
+def test_sensor_that_returns_eagain_is_absent(tmp_path):
     """The zones of the vision accelerators do so while these are off; Python's files would raise a TypeError."""
     orin_nano(tmp_path, 6)
     path = sensor_paths(tmp_path)["temperature", "cv0-thermal"]
@@ -146,26 +143,26 @@ def test_sensor_that_returns_eagain_is_absent(tmp_path: Path) -> None:
     assert found["temperature", "cv1-thermal"] == 48.235
 
 
-def test_names_are_printable(tmp_path: Path) -> None:
+def test_names_are_printable(tmp_path):
     for number, name in enumerate((b"", b"\xff\xfe", b"a\nb", b"x" * 65, b"\x1b[31mred")):
         (write(tmp_path / f"sys/class/thermal/thermal_zone{number}", {"temp": "40000\n"}) / "type").write_bytes(name)
     assert set(values(tmp_path)) == {("temperature", "\N{REPLACEMENT CHARACTER}" * 2)}
 
 
-def test_zones_are_in_the_order_of_their_numbers_and_have_unique_names(tmp_path: Path) -> None:
+def test_zones_are_in_the_order_of_their_numbers_and_have_unique_names(tmp_path):
     for number, name in ((10, "x"), (9, "x"), (2, "x-2"), (1, "x")):
         write(tmp_path / f"sys/class/thermal/thermal_zone{number}", {"type": name, "temp": f"{number}000"})
     found = [(name, value) for (_, name), value in values(tmp_path).items()]
     assert found == [("x", 1), ("x-2", 2), ("x-3", 9), ("x-4", 10)]
 
 
-def test_circular_links_are_ignored(tmp_path: Path) -> None:
+def test_circular_links_are_ignored(tmp_path):
     link(tmp_path / "sys/class/devfreq/17000000.gpu", "17000000.gpu")
     link(tmp_path / "sys/class/thermal", "thermal")
     assert values(tmp_path) == {}
 
 
-def test_driver_that_is_loaded_late_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_that_is_loaded_late_is_found(tmp_path, monkeypatch):
     sensors = Sensors(tmp_path)
     orin_nano(tmp_path, 6)
     assert sensors.sample() == ()
@@ -174,7 +171,7 @@ def test_driver_that_is_loaded_late_is_found(tmp_path: Path, monkeypatch: pytest
     assert ("utilization", "gpu") in sampled(sensors)
 
 
-def test_load_of_the_processors(tmp_path: Path) -> None:
+def test_load_of_the_processors(tmp_path):
     sensors = Sensors(orin_nano(tmp_path, 6))
     load = ("utilization", "cpu")
     assert load not in sampled(sensors)
@@ -188,7 +185,7 @@ def test_load_of_the_processors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["", "cpu 1 2 3", "cpu a b c d e f g h", "cpu " + "-9 " * 8, STAT, None])
-def test_broken_or_backward_processor_times_are_absent(tmp_path: Path, line: str | None) -> None:
+def test_broken_or_backward_processor_times_are_absent(tmp_path, line):
     sensors = Sensors(write(tmp_path, {"proc/stat": STAT_LATER}))
     sensors.observe()
     (tmp_path / "proc/stat").unlink()
@@ -240,15 +237,15 @@ MEMINFO_KINDS = {
 }
 
 
-def readings(root: Path) -> dict[str, int]:
+def readings(root):
     return readings_of(MemorySampler(root, PROCESS))
 
 
-def readings_of(sampler: MemorySampler) -> dict[str, int]:
+def readings_of(sampler):
     return {reading.kind: reading.size_bytes for reading in sampler.sample()}
 
 
-def test_memory_of_a_jetson(tmp_path: Path) -> None:
+def test_memory_of_a_jetson(tmp_path):
     sample = MemorySampler(write(tmp_path, FILES), PROCESS).sample()
     assert sorted((reading.kind, reading.size_bytes) for reading in sample) == sorted(KINDS.items())
     sources = {reading.kind: reading.source for reading in sample}
@@ -257,7 +254,7 @@ def test_memory_of_a_jetson(tmp_path: Path) -> None:
     assert sources["process_pss"] == "/proc/self/smaps_rollup Pss"
 
 
-def test_unreadable_file_affects_only_its_readings(tmp_path: Path) -> None:
+def test_unreadable_file_affects_only_its_readings(tmp_path):
     for missing, absent in (
         ("proc/meminfo", MEMINFO_KINDS),
         ("proc/buddyinfo", {"largest_free_block", "largest_free_blocks_total"}),
@@ -274,14 +271,14 @@ def test_unreadable_file_affects_only_its_readings(tmp_path: Path) -> None:
         (tmp_path / missing).rmdir()
 
 
-def test_empty_file_system_has_no_readings_and_a_machine_without_swap_zero_bytes(tmp_path: Path) -> None:
+def test_empty_file_system_has_no_readings_and_a_machine_without_swap_zero_bytes(tmp_path):
     sampler = MemorySampler(tmp_path, PROCESS)
     assert (sampler.sample(), sampler.process_rss_bytes()) == ((), 0)
     write(tmp_path, {"proc/meminfo": "SwapTotal: 0 kB\nSwapFree: 0 kB\n"})
     assert readings_of(sampler) == {"swap_total": 0, "swap_used": 0}
 
 
-def test_machine_without_nvmap(tmp_path: Path) -> None:
+def test_machine_without_nvmap(tmp_path):
     meminfo = "".join(line for line in MEMINFO.splitlines(keepends=True) if not line.startswith("NvMap"))
     files = {**FILES, "proc/meminfo": meminfo}
     del files["sys/kernel/debug/nvmap/iovmm/clients"], files["sys/kernel/debug/nvmap/stats/total_memory"]
@@ -289,7 +286,7 @@ def test_machine_without_nvmap(tmp_path: Path) -> None:
     assert set(readings(write(tmp_path, files))) == set(KINDS) - device
 
 
-def test_peak_of_the_device_is_kept_between_readings(tmp_path: Path) -> None:
+def test_peak_of_the_device_is_kept_between_readings(tmp_path):
     sampler = MemorySampler(tmp_path, PROCESS)
     for kilobytes, peak in ((300, None), (900, None), (50, None), (200, 900), (1000, 1000), (100, 1000)):
         write(tmp_path, {"proc/meminfo": f"NvMapMemUsed: {kilobytes} kB\n"})
@@ -302,7 +299,7 @@ def test_peak_of_the_device_is_kept_between_readings(tmp_path: Path) -> None:
     assert readings_of(sampler) == {"device_peak_used": 1000 * 1024}
 
 
-def test_largest_free_blocks(tmp_path: Path) -> None:
+def test_largest_free_blocks(tmp_path):
     for buddyinfo, size, total in (
         ("Node 0, zone Normal 5 0 0 0 0 0 0 0 0 8 0\n", 2 * 2**20, 16 * 2**20),  # 8x2MB in the words of tegrastats
         ("Node 0, zone Normal 9 0 0 0 0 0 0 0 0 0 1\nNode 1, zone Normal 9 0 0 0 0 0 0 0 0 0 2\n", 2**22, 3 * 2**22),
@@ -313,7 +310,7 @@ def test_largest_free_blocks(tmp_path: Path) -> None:
         assert (found.get("largest_free_block"), found.get("largest_free_blocks_total")) == (size, total)
 
 
-def test_device_memory_in_nvmap(tmp_path: Path) -> None:
+def test_device_memory_in_nvmap(tmp_path):
     for clients, size in (
         ("total 4321 524688K\nuser a 43210 1K\nuser b 432 1K\n", None),
         ("user a 4321 1K\nuser my server 4321 2M\nuser b 1 7K\n", 1024 + 2 * 1024**2),
@@ -323,14 +320,14 @@ def test_device_memory_in_nvmap(tmp_path: Path) -> None:
         assert readings(write(tmp_path, files)).get("device_process") == size
 
 
-def test_malformed_line_is_absent(tmp_path: Path) -> None:
+def test_malformed_line_is_absent(tmp_path):
     for line in ("MemTotal: ² kB", "MemTotal: -1 kB", "MemTotal: 12 MB", "MemTotal: 12", "MemTotal 12 kB"):
         found = readings(write(tmp_path, {**FILES, "proc/meminfo": f"{line}\nMemAvailable: 1 kB\n"}))
         assert "system_total" not in found
         assert found["system_available"] == 1024
 
 
-def test_bytes_that_are_not_text_are_ignored(tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_are_ignored(tmp_path):
     write(tmp_path, FILES)
     for name in FILES:
         path = tmp_path / name
@@ -338,7 +335,7 @@ def test_bytes_that_are_not_text_are_ignored(tmp_path: Path) -> None:
     assert readings(tmp_path) == {kind: size for kind, size in KINDS.items() if kind != "device_allocated"}
 
 
-def test_memory_of_this_machine() -> None:
+def test_memory_of_this_machine():
     sampler, truth = MemorySampler(), psutil.Process()
     found = readings_of(sampler)
     assert abs(found["process_rss"] - truth.memory_info().rss) < 0.2 * truth.memory_info().rss

@@ -1,6 +1,4 @@
-"""Start, readiness, health, reflection, metrics, telemetry and drain of a server."""
-
-from __future__ import annotations
+"""Start, readiness, health, reflection, drain and streams of a server; tests/conformance has more of streams."""
 
 import os
 import shutil
@@ -8,38 +6,25 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from pathlib import Path
-from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-import tritonclient.grpc as triton
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from edge.bundles.expression import tokenize
 from edge.client import Client
 from edge.errors import ServerError
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
-from edge.protocol import INFERENCE
-from edge.server import Ready
+from edge.serving.streams import MAX_IN_FLIGHT
+from tests.support.metrics import gauge, is_at_rest, wait_until
 from tests.support.models import ORACLE, ORACLE_BUNDLE
-from tests.support.sample_requests import (
-    LOAD,
-    REGION,
-    SERVICES,
-    UNLOAD,
-    changed,
-    column,
-    log_setting,
-    parameter,
-    triton_input,
-)
-from tests.support.server_models import busy
+from tests.support.sample_requests import SERVICES, Sender, expression
+from tests.support.server_models import ECHO_MAX, busy
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
 
@@ -47,19 +32,19 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def health_of(ready: Ready, *names: str) -> list[int]:
+def health_of(ready, *names):
     with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         return [check(health_pb2.HealthCheckRequest(service=name)).status for name in names]
 
 
-def test_announcement_and_health(server: Ready, transport: str) -> None:
+def test_announcement_and_health(server, transport):
     assert (server.transport, set(server.unavailable), f"{ORACLE}:1" in server.ready) == (transport, {"broken"}, True)
     assert "model.onnx" in server.unavailable["broken"]
     assert health_of(server, "", "broken", ORACLE) == [NOT_SERVING, NOT_SERVING, SERVING]
 
 
-def test_two_bundles_of_one_name_and_lenient_readiness(tmp_path: Path, transport: str) -> None:
+def test_two_bundles_of_one_name_and_lenient_readiness(tmp_path, transport):
     for name in ("one", "two"):
         shutil.copytree(ORACLE_BUNDLE, tmp_path / name)
     arguments = ["--no-strict-readiness", f"--transport={transport}"]
@@ -75,24 +60,15 @@ def test_two_bundles_of_one_name_and_lenient_readiness(tmp_path: Path, transport
             assert group.count == len(os.sched_getaffinity(0))
 
 
-def test_reflection_lists_and_describes_the_services(channel: grpc.Channel) -> None:
+def test_reflection_lists_and_describes_the_services(channel):
     database = ProtoReflectionDescriptorDatabase(channel)
     assert set(database.get_services()) == set(SERVICES)
     for service in SERVICES:
         assert database.FindFileContainingSymbol(service).service
 
 
-def test_compressed_requests_are_read(url: str) -> None:
-    with triton.InferenceServerClient(url) as client:
-        assert client.is_model_ready(ORACLE)
-        tensor = triton_input("expression", column("1 + 1"))
-        for algorithm in ("gzip", "deflate"):
-            result = client.infer(ORACLE, [tensor], compression_algorithm=algorithm, headers={"x-mine": "1"})
-            assert result.as_numpy("value") == 2
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_drains_and_exits_with_0(bundles: list[Path], number: signal.Signals, transport: str) -> None:
+def test_signal_drains_and_exits_with_0(bundles, number, transport):
     only = [bundle for bundle in bundles if bundle.name == "busy-1"]
     draining = running_server(only, arguments=[f"--transport={transport}"])
     with draining as ready, grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
@@ -106,39 +82,29 @@ def test_signal_drains_and_exits_with_0(bundles: list[Path], number: signal.Sign
     # running_server fails unless the exit code is 0.
 
 
-def test_empty_repository_is_served(tmp_path: Path) -> None:
+def test_empty_repository_is_served(tmp_path):
     with running_server([]) as ready:
-        assert ready.ready == ()
+        assert (ready.ready, ready.http_port) == ((), None)
         with Client(f"127.0.0.1:{ready.grpc_port}") as client:
             assert client.ready()
             with pytest.raises(ServerError, match="none at all"):
                 client.infer("zz", {"x": np.zeros((1, 15), np.float32)})
 
 
-def test_taken_port_is_reported(bundles: list[Path], transport: str) -> None:
+def test_taken_port_is_reported(bundles, transport):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        for option in ("--grpc-port", "--metrics-port"):
+        for option in ("--grpc-port", "--metrics-port", "--http-port"):
             arguments = [f"{option}={port}", f"--transport={transport}"]
             with pytest.raises(ServerError, match=f"{option} {port}"), running_server([], arguments=arguments):
                 pass
 
 
-def test_too_large_message_is_refused(bundles: list[Path], transport: str) -> None:
-    only = [bundle for bundle in bundles if bundle.name == "oracle"]
-    limited = running_server(only, arguments=["--max-message-bytes=1000", f"--transport={transport}"])
-    with limited as ready, Client(f"127.0.0.1:{ready.grpc_port}") as client:
-        with pytest.raises(ServerError, match="RESOURCE_EXHAUSTED"):
-            client.infer(ORACLE, {"x": np.zeros((64, 15), np.float32)})
-        assert client.infer(ORACLE, {"x": tokenize(["1 + 1"])}).outputs["value"] == 2
-
-
-def test_sigterm_while_loading_exits_with_0(bundles: list[Path], tmp_path: Path) -> None:
+def test_sigterm_while_loading_exits_with_0(bundles, tmp_path):
     command = [sys.executable, "-m", "edge", "serve", str(bundles[0].parent), "--grpc-port=0", "--metrics-port=0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
     process.stderr.readline()  # the first bundle is being loaded
     process.send_signal(signal.SIGTERM)
     _, log = process.communicate(timeout=30)
@@ -146,31 +112,76 @@ def test_sigterm_while_loading_exits_with_0(bundles: list[Path], tmp_path: Path)
     assert "Traceback" not in log
 
 
-# Statuses that need models of ours, or features that are off; tests/conformance has those that Triton shares.
+Stub = inference_pb2_grpc.GRPCInferenceServiceStub
 
 
-def in_shared_memory(tensor: Any) -> None:
-    tensor.parameters["shared_memory_region"].string_param = "a"
+def numbered(number):
+    request = expression(f"{number} - 1".encode())
+    request.id = f"request {number}"
+    return request
 
 
-def test_bad_call_ends_with_its_status(channel: grpc.Channel) -> None:
-    output = "output 'value': got shared memory, expected none"
-    invalid, unimplemented = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED
-    for method, request, code, text in (
-        ("ModelInfer", changed(lambda r: setattr(r, "model_version", "²")), invalid, "positive integer"),
-        ("ModelInfer", parameter("teir", string_param="full"), invalid, "'teir', expected 'tier', or a name"),
-        ("LogSettings", log_setting("log_verbose_level", bool_param=True), invalid, "type int"),
-        ("ModelInfer", changed(lambda r: in_shared_memory(r.inputs[0])), unimplemented, "--allow-shared"),
-        ("ModelInfer", changed(lambda r: in_shared_memory(r.outputs.add(name="value"))), unimplemented, output),
-        # What an option of the server enables; Triton returns UNAVAILABLE.
-        ("RepositoryModelLoad", LOAD, unimplemented, "--model-control explicit"),
-        ("RepositoryModelUnload", UNLOAD, unimplemented, "--model-control explicit"),
-        ("SystemSharedMemoryStatus", pb.SystemSharedMemoryStatusRequest(), unimplemented, "--allow-shared-memory"),
-        ("SystemSharedMemoryRegister", REGION, unimplemented, "--allow-shared-memory"),
-        ("SystemSharedMemoryUnregister", pb.SystemSharedMemoryUnregisterRequest(), unimplemented, "--allow-shared-me"),
-    ):
+def value_of(response):
+    assert not response.error_message
+    return float(np.frombuffer(response.infer_response.raw_output_contents[0], np.float32)[0])
+
+
+#: A client that grants the server no more than 64 KiB ahead of what it reads.
+FIXED_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64 * 1024))
+
+
+def test_client_that_does_not_read_stops_the_stream(server, url):
+    data = np.zeros(ECHO_MAX).tobytes()  # 32 KiB
+    sent = []
+    bounded = threading.Event()
+
+    def requests():
+        # Endless, because the size of the transport's buffers differs from machine to machine.
+        while not bounded.is_set():
+            request = pb.ModelInferRequest(model_name="echo-fp64", id=str(len(sent)), raw_input_contents=[data])
+            request.inputs.add(name="in_fp64", datatype="FP64", shape=[ECHO_MAX])
+            sent.append(len(sent))
+            yield request
+
+    channel = grpc.insecure_channel(url, FIXED_WINDOW)
+    stream = Stub(channel).ModelStreamInfer(requests())
+    try:
+        assert wait_until(lambda: gauge(server, "stream_requests") == MAX_IN_FLIGHT)
+        before = -1
+        while before != len(sent):  # until the transport makes the client wait
+            before = len(sent)
+            time.sleep(0.3)
+        assert gauge(server, "stream_requests") == MAX_IN_FLIGHT
+        bounded.set()
+        received = list(stream)
+    finally:
+        bounded.set()
+        stream.cancel()
+        channel.close()
+    assert [response.infer_response.id for response in received] == [str(number) for number in sent]
+    assert all(response.infer_response.raw_output_contents == [data] for response in received)
+    assert wait_until(lambda: is_at_rest(server))
+
+
+def test_shutdown_answers_the_requests_so_far(bundles, transport):
+    only = [bundle for bundle in bundles if bundle.name in ("oracle", "busy-1")]
+    sender = Sender()
+    begun = 0.0
+    going = running_server(only, arguments=[f"--transport={transport}"])
+    with going as ready, grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
+        stream = Stub(channel).ModelStreamInfer(iter(sender))
+        sender.queue.put(numbered(1))
+        assert value_of(next(stream)) == 0
+        for request in (busy(1500), numbered(2)):
+            sender.queue.put(request)
+        assert wait_until(lambda: gauge(ready, "stream_requests") == 2)
+        begun = time.monotonic()
+        os.kill(ready.process_id, signal.SIGTERM)
+        assert next(stream).infer_response.raw_output_contents
+        assert value_of(next(stream)) == 1
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary(f"/{INFERENCE}/{method}")(request.SerializeToString(), timeout=10)
-        details = caught.value.details()
-        assert (caught.value.code(), len(details) < 2000) == (code, True), details
-        assert all(part in details for part in (text, "got ", "expected ")), details
+            next(stream)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "going down" in caught.value.details()
+        sender.queue.put(None)
+    assert time.monotonic() - begun < 9  # an idle stream would have held the server for its ten seconds of grace

@@ -1,13 +1,10 @@
 """The server's settings: declarations, bounds, rules, and all errors at once."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import ngh2
 import pytest
@@ -22,7 +19,7 @@ POLL, EXPLICIT = {"model_control": "poll"}, {"model_control": "explicit"}
 NAN, INF = math.nan, math.inf
 
 
-def refused(repository: Path, **wrong: Any) -> UsageError:
+def refused(repository, **wrong):
     with pytest.raises(UsageError) as caught:
         Settings(repository=repository, **wrong)
     assert caught.value.fix.endswith(".")
@@ -30,7 +27,7 @@ def refused(repository: Path, **wrong: Any) -> UsageError:
 
 
 #: Setting to good values, the smallest and the largest among them, to bad ones, and the expectation in the message.
-VALUES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...], str]] = {
+VALUES = {
     "grpc_port": ((0, 65535), (-1, 65536, 10**20), "0 to 65535"),
     "metrics_port": ((0, 65535), (-1, 65536), "0 to 65535"),
     "http_port": ((0, 65535), (-1, 65536), "0 to 65535"),
@@ -57,7 +54,7 @@ VALUES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...], str]] = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_values_have_bounds_or_choices(tmp_path: Path, name: str) -> None:
+def test_values_have_bounds_or_choices(tmp_path, name):
     good, bad, expected = VALUES[name]
     for value in good:
         assert getattr(Settings(repository=tmp_path, **{name: value}), name) == value
@@ -66,11 +63,11 @@ def test_values_have_bounds_or_choices(tmp_path: Path, name: str) -> None:
         assert (error.subject, str(error.given), error.expected) == (option_of(name), str(value), expected)
 
 
-def test_every_setting_with_bounds_or_choices_is_in_the_table() -> None:
+def test_every_setting_with_bounds_or_choices_is_in_the_table():
     assert {name for name, it in DECLARATIONS.items() if it.least is not None or it.choices} == set(VALUES)
 
 
-def test_settings_that_contradict_each_other(tmp_path: Path) -> None:
+def test_settings_that_contradict_each_other(tmp_path):
     for wrong, message in (
         ({"grpc_port": 9000, "metrics_port": 9000}, "--metrics-port: got 9000, expected another port than gRPC's. "),
         ({"http_port": 8001}, "--http-port: got 8001, expected another port than gRPC's and the metrics'. "),
@@ -85,8 +82,8 @@ def test_settings_that_contradict_each_other(tmp_path: Path) -> None:
         assert str(refused(tmp_path, **wrong)).startswith(message)
 
 
-def test_settings_that_fit_together(tmp_path: Path) -> None:
-    fitting: tuple[dict[str, Any], ...] = (
+def test_settings_that_fit_together(tmp_path):
+    fitting = (
         {"grpc_port": 0, "metrics_port": 0, "http_port": 0},
         {"grpc_port": 8002, "metrics_port": None},
         {**EXPLICIT, "load_models": ("*",), "trace_endpoint": "https://host:4317"},
@@ -97,13 +94,13 @@ def test_settings_that_fit_together(tmp_path: Path) -> None:
         assert {name: getattr(settings, name) for name in good} == good
 
 
-def test_repository_must_be_a_directory(tmp_path: Path) -> None:
+def test_repository_must_be_a_directory(tmp_path):
     for path, problem in ((tmp_path / "none", "does not exist"), (Path(__file__), "is a file")):
         start = f"REPOSITORY: got {path}, which {problem}, expected a directory of bundles. "
         assert str(refused(path)).startswith(start)
 
 
-def test_warnings_of_a_server_on_the_network(tmp_path: Path) -> None:
+def test_warnings_of_a_server_on_the_network(tmp_path):
     for given, risks in (
         ({}, []),
         ({"host": "localhost"}, []),
@@ -119,7 +116,7 @@ def test_warnings_of_a_server_on_the_network(tmp_path: Path) -> None:
         assert all(risk in text for risk, text in zip(risks, warnings, strict=True))
 
 
-def test_every_setting_is_an_option_with_help_and_the_same_default(tmp_path: Path) -> None:
+def test_every_setting_is_an_option_with_help_and_the_same_default(tmp_path):
     names = [field.name for field in dataclasses.fields(Settings)]
     assert list(DECLARATIONS) == names
     assert all(re.fullmatch(r"[A-Z].*\.", DECLARATIONS[name].help) for name in names)
@@ -138,7 +135,7 @@ def test_every_setting_is_an_option_with_help_and_the_same_default(tmp_path: Pat
     assert given == {name: getattr(settings, name) for name in DECLARATIONS}
 
 
-def test_all_errors_are_reported_at_once(tmp_path: Path) -> None:
+def test_all_errors_are_reported_at_once(tmp_path):
     error = refused(tmp_path, grpc_port=-1, log_level="zz", load_models=("a",), tls_key=tmp_path)
     first, *lines = str(error).splitlines()
     assert first == "4 settings: got wrong values, expected none. Correct each:"
@@ -148,7 +145,7 @@ def test_all_errors_are_reported_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [None, "0.2.9", "0.3.1"])
-def test_transport_without_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
+def test_transport_without_its_library(tmp_path, monkeypatch, version):
     if version:
         monkeypatch.setattr(ngh2, "__version__", version)
     else:
@@ -161,7 +158,7 @@ def test_transport_without_its_library(tmp_path: Path, monkeypatch: pytest.Monke
     assert "pip install 'fewheads[fast]'" in reason
 
 
-def test_choice_of_the_transport() -> None:
+def test_choice_of_the_transport():
     chosen = {wanted: choose_transport(wanted).name for wanted in ("auto", "nghttp2", "grpcio")}
     assert chosen == {"auto": "nghttp2", "nghttp2": "nghttp2", "grpcio": "grpcio"}
     assert f'fast = ["ngh2=={NGH2_VERSION}", ' in (ROOT / "pyproject.toml").read_text()

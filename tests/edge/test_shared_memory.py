@@ -1,20 +1,16 @@
 """Tensors in shared memory: with the stock client, and against a hostile one; tests/conformance has more cases."""
 
-from __future__ import annotations
-
 import os
 import stat
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as triton
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
@@ -22,7 +18,6 @@ from edge.bundles.expression import tokenize
 from edge.errors import AlreadyThere, InvalidRequest, NotFound, Overloaded
 from edge.launch import running_server
 from edge.pb import inference_pb2_grpc
-from edge.server import Ready
 from edge.serving.shared_memory import MAX_REGIONS, SharedMemory
 from tests.support.metrics import wait_until
 from tests.support.models import ORACLE
@@ -35,7 +30,7 @@ MESSAGE = 100_000
 
 
 @pytest.fixture(scope="module")
-def allowing(bundles: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
+def allowing(bundles, tmp_path_factory):
     only = [bundle for bundle in bundles if bundle.name in ("oracle", "echo-fp32-1", "busy-1")]
     arguments = ["--allow-shared-memory", f"--max-shared-memory-bytes={LIMIT}", f"--max-message-bytes={MESSAGE}"]
     with running_server(only, cache=tmp_path_factory.mktemp("cache"), arguments=arguments) as ready:
@@ -43,14 +38,14 @@ def allowing(bundles: list[Path], tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 @pytest.fixture
-def client(allowing: Ready) -> Iterator[triton.InferenceServerClient]:
+def client(allowing):
     with triton.InferenceServerClient(f"127.0.0.1:{allowing.grpc_port}") as client:
         yield client
         client.unregister_system_shared_memory()
 
 
 @contextmanager
-def memory(client: triton.InferenceServerClient, *names: str, size: int = SIZE) -> Iterator[list[Path]]:
+def memory(client, *names, size=SIZE):
     """Objects that are registered under these names; each begins with two rows of tokens."""
     paths = [Path(f"/dev/shm/fewheads-test-{os.getpid()}-{name}") for name in names]
     try:
@@ -63,25 +58,25 @@ def memory(client: triton.InferenceServerClient, *names: str, size: int = SIZE) 
             path.unlink(missing_ok=True)
 
 
-def token_input(region: str) -> triton.InferInput:
+def token_input(region):
     tensor = triton.InferInput("x", [2, 15], "FP32")
     tensor.set_shared_memory(region, 120)
     return tensor
 
 
-def value_output(region: str, size: int = 8) -> triton.InferRequestedOutput:
+def value_output(region, size=8):
     output = triton.InferRequestedOutput("value")
     output.set_shared_memory(region, size)
     return output
 
 
-def refusal(client: triton.InferenceServerClient, x: Any = None, value: Any = None) -> str:
+def refusal(client, x=None, value=None):
     with pytest.raises(InferenceServerException) as caught:
         client.infer(ORACLE, [x or token_input("in")], outputs=[value or value_output("in")])
     return str(caught.value)
 
 
-def test_incomplete_parameters_are_refused(client: triton.InferenceServerClient) -> None:
+def test_incomplete_parameters_are_refused(client):
     with memory(client, "in"):
         for name in ("shared_memory_region", "shared_memory_byte_size"):
             half = token_input("in")
@@ -92,7 +87,7 @@ def test_incomplete_parameters_are_refused(client: triton.InferenceServerClient)
         assert "shared_memory_offset as string_param" in refusal(client, x=text)
 
 
-def test_tensors_in_regions_are_no_larger_than_messages(client: triton.InferenceServerClient) -> None:
+def test_tensors_in_regions_are_no_larger_than_messages(client):
     with memory(client, "in", size=2 * MESSAGE):
         large = token_input("in")
         large.set_shared_memory("in", MESSAGE + 1)
@@ -102,7 +97,7 @@ def test_tensors_in_regions_are_no_larger_than_messages(client: triton.Inference
         client.infer(ORACLE, [token_input("in")], outputs=[value_output("in", MESSAGE)])
 
 
-def test_object_can_be_unlinked_and_unregistered_during_a_request(client: triton.InferenceServerClient) -> None:
+def test_object_can_be_unlinked_and_unregistered_during_a_request(client):
     stub = inference_pb2_grpc.GRPCInferenceServiceStub(client._channel)
     with memory(client, "in", "out") as (inputs, outputs), inputs.open("r+b", buffering=0) as file:
         file.write(np.int64(300).tobytes())
@@ -124,7 +119,7 @@ def test_object_can_be_unlinked_and_unregistered_during_a_request(client: triton
         assert np.fromfile(outputs, np.int64, 2).tolist() == [300, 300]
 
 
-def test_no_memory_or_file_leaks(client: triton.InferenceServerClient, allowing: Ready) -> None:
+def test_no_memory_or_file_leaks(client, allowing):
     process = psutil.Process(allowing.process_id)
     for turn in range(101):
         with memory(client, "in", "out") as (_, outputs):
@@ -140,7 +135,7 @@ def test_no_memory_or_file_leaks(client: triton.InferenceServerClient, allowing:
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
+def directory(tmp_path):
     (tmp_path / "shm").mkdir()
     (tmp_path / "shm" / "object").write_bytes(bytes(range(256)) * 16)
     (tmp_path / "secret").write_bytes(b"secret")
@@ -148,7 +143,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def registry(directory: Path) -> SharedMemory:
+def registry(directory):
     return SharedMemory(LIMIT, SIZE, directory)
 
 
@@ -159,7 +154,7 @@ def registry(directory: Path) -> SharedMemory:
         *("sem.object", "/triton_python_backend_shm_region_1", "link", "directory", "pipe"),
     ],
 )
-def test_invalid_keys_are_refused(registry: SharedMemory, directory: Path, bad: str) -> None:
+def test_invalid_keys_are_refused(registry, directory, bad):
     (directory / "link").symlink_to("../secret")
     (directory / "directory").mkdir()
     os.mkfifo(directory / "pipe")
@@ -171,7 +166,7 @@ def test_invalid_keys_are_refused(registry: SharedMemory, directory: Path, bad: 
     assert not registry.regions()
 
 
-def test_names_have_1_to_255_bytes(registry: SharedMemory) -> None:
+def test_names_have_1_to_255_bytes(registry):
     for name in ("", "x" * 256):
         with pytest.raises(InvalidRequest, match="1 to 255 bytes"):
             registry.register(name, "object", 0, 1)
@@ -181,8 +176,7 @@ def test_names_have_1_to_255_bytes(registry: SharedMemory) -> None:
 
 
 @given(offset=st.integers(0, 2**64 - 1) | st.integers(0, 110), size=st.integers(0, 2**64 - 1) | st.integers(0, 110))
-@settings(deadline=None)
-def test_region_must_be_inside_its_object(tmp_path_factory: pytest.TempPathFactory, offset: int, size: int) -> None:
+def test_region_must_be_inside_its_object(tmp_path_factory, offset, size):
     directory = tmp_path_factory.mktemp("shm")
     (directory / "object").write_bytes(bytes(100))
     registry = SharedMemory(2**65, SIZE, directory)
@@ -198,8 +192,7 @@ INT64 = st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 70)
 
 
 @given(offset=INT64, size=INT64)
-@settings(deadline=None)
-def test_window_must_be_inside_its_region(tmp_path_factory: pytest.TempPathFactory, offset: int, size: int) -> None:
+def test_window_must_be_inside_its_region(tmp_path_factory, offset, size):
     directory = tmp_path_factory.mktemp("shm")
     content = bytes(range(100))
     (directory / "object").write_bytes(content)
@@ -216,7 +209,7 @@ def test_window_must_be_inside_its_region(tmp_path_factory: pytest.TempPathFacto
             registry.part("a", offset, size, "t", write=False)
 
 
-def test_window_of_a_shrunk_object(registry: SharedMemory, directory: Path) -> None:
+def test_window_of_a_shrunk_object(registry, directory):
     registry.register("a", "object", 17, 64)
     os.truncate(directory / "object", 17 + 40)
     whole, cut = registry.part("a", 32, 8, "t", write=True), registry.part("a", 33, 8, "t", write=True)
@@ -229,7 +222,7 @@ def test_window_of_a_shrunk_object(registry: SharedMemory, directory: Path) -> N
     assert os.path.getsize(directory / "object") == 57
 
 
-def test_size_of_a_tensor_is_limited(directory: Path) -> None:
+def test_size_of_a_tensor_is_limited(directory):
     registry = SharedMemory(LIMIT, 100, directory)
     registry.register("a", "object", 0, SIZE)
     assert len(registry.part("a", 0, 100, "t", write=False).read()) == 100
@@ -237,7 +230,7 @@ def test_size_of_a_tensor_is_limited(directory: Path) -> None:
         registry.part("a", 0, 101, "t", write=False)
 
 
-def test_number_and_size_of_regions_are_limited(directory: Path) -> None:
+def test_number_and_size_of_regions_are_limited(directory):
     registry = SharedMemory(MAX_REGIONS + 9, SIZE, directory)
     registry.register("ten", "object", 0, 10)
     with pytest.raises(Overloaded, match="--max-shared-memory-bytes"):
@@ -253,14 +246,14 @@ def test_number_and_size_of_regions_are_limited(directory: Path) -> None:
     registry.register("one more", "object", 0, 1)
 
 
-def test_unused_files_are_closed(registry: SharedMemory) -> None:
+def test_unused_files_are_closed(registry):
     before = len(os.listdir("/proc/self/fd"))
     for number in range(10):
         registry.register(str(number), "object", 0, SIZE)
     rows = (({"offset": SIZE}, InvalidRequest), ({"key": "zz"}, NotFound), ({"name": "1"}, AlreadyThere))
     for wrong, error in rows:
         with pytest.raises(error):
-            registry.register(**{"name": "x", "key": "object", "offset": 0, "byte_size": 1, **wrong})  # type: ignore[arg-type]
+            registry.register(**{"name": "x", "key": "object", "offset": 0, "byte_size": 1, **wrong})
     assert len(os.listdir("/proc/self/fd")) == before + 10
     window = registry.part("3", 0, 4, "t", write=False)
     registry.unregister()
@@ -270,7 +263,7 @@ def test_unused_files_are_closed(registry: SharedMemory) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is closed to root")
-def test_read_only_object_takes_no_outputs(registry: SharedMemory, directory: Path) -> None:
+def test_read_only_object_takes_no_outputs(registry, directory):
     (directory / "object").chmod(stat.S_IRUSR)
     registry.register("a", "object", 0, SIZE)
     assert registry.part("a", 0, 4, "t", write=False).read() == bytes(range(4))

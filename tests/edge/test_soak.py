@@ -3,8 +3,6 @@
 FEWHEADS_SOAK_MINUTES sets the duration, 10 by default.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -13,7 +11,6 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from pathlib import Path
 
 import grpc
 import numpy as np
@@ -23,7 +20,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
-from edge.server import Ready
 from tests.support.http2_client import OPENING
 from tests.support.http_requests import ask, tensor
 from tests.support.metrics import gauges, wait_until
@@ -35,7 +31,7 @@ from tests.support.server_processes import served
 Code = grpc.StatusCode
 OVERLOAD = {"RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
 #: Each kind of client, a method of :class:`Traffic`, and the errors that it may get. All others are faults.
-REFUSALS: dict[str, set[str]] = {
+REFUSALS = {
     "infer": OVERLOAD,
     "stream": OVERLOAD,
     "rest": {"429", "504"},
@@ -56,20 +52,20 @@ class Traffic:
     ``ended`` counts requests by kind and status; ``faults`` are unexpected results.
     """
 
-    def __init__(self, ready: Ready, repository: Path) -> None:
-        self.ended: Counter[tuple[str, str]] = Counter()
-        self.faults: list[str] = []
+    def __init__(self, ready, repository):
+        self.ended = Counter()
+        self.faults = []
         self._ready = ready
         self._repository = repository
         self._stop = threading.Event()
         self._version = 1
         self._threads = [threading.Thread(target=self._go_on, args=(kind,), name=kind) for kind in REFUSALS]
 
-    def start(self) -> None:
+    def start(self):
         for thread in self._threads:
             thread.start()
 
-    def stop(self) -> None:
+    def stop(self):
         """Wait for the current request of each kind."""
         self._stop.set()
         for thread in self._threads:
@@ -77,7 +73,7 @@ class Traffic:
             if thread.is_alive():
                 self.faults.append(f"{thread.name}: no response")
 
-    def _go_on(self, kind: str) -> None:
+    def _go_on(self, kind):
         chance = random.Random(kind)
         while not self._stop.is_set():
             # A new connection now and then, like clients that come and go.
@@ -88,7 +84,7 @@ class Traffic:
                         return
                     self._once(kind, chance, channel)
 
-    def _once(self, kind: str, chance: random.Random, channel: grpc.Channel) -> None:
+    def _once(self, kind, chance, channel):
         try:
             status = getattr(self, f"_{kind}")(chance, channel) or "OK"
         except grpc.RpcError as error:
@@ -100,11 +96,11 @@ class Traffic:
             self.faults.append(f"{kind}: {error!r}")
         self.ended[kind, status] += 1
 
-    def _infer(self, chance: random.Random, channel: grpc.Channel) -> None:
+    def _infer(self, chance, channel):
         number = chance.randrange(100)
         _check(number, _stub(channel).ModelInfer(_sum_request(chance, number), timeout=SECONDS))
 
-    def _stream(self, chance: random.Random, channel: grpc.Channel) -> None:
+    def _stream(self, chance, channel):
         numbers = [chance.randrange(100) for _ in range(chance.randrange(20))]
         answers = _stub(channel).ModelStreamInfer((_sum_request(chance, n) for n in numbers), timeout=SECONDS)
         left = chance.randrange(40)  # some clients leave before the end
@@ -115,7 +111,7 @@ class Traffic:
                 raise AssertionError(answer.error_message)
         answers.cancel()
 
-    def _rest(self, chance: random.Random, channel: grpc.Channel) -> str:
+    def _rest(self, chance, channel):
         number, name = chance.randrange(100), chance.choice(NAMES[:2])
         body = {"inputs": [tensor("expression", "BYTES", [1, 1], [f"{number} + 1"])]}
         response = ask(f"127.0.0.1:{self._ready.http_port}", f"/v2/models/{name}/infer", body, timeout=SECONDS)
@@ -125,24 +121,24 @@ class Traffic:
         assert response.json["outputs"][0]["data"] == [number + 1], response
         return "OK"
 
-    def _cancel(self, chance: random.Random, channel: grpc.Channel) -> None:
+    def _cancel(self, chance, channel):
         calls = [_stub(channel).ModelInfer.future(busy(chance.randrange(1, 60)), timeout=SECONDS) for _ in range(3)]
         time.sleep(chance.uniform(0, 0.03))
         for call in calls[1:]:
             call.cancel()
         calls[0].result()
 
-    def _deadline(self, chance: random.Random, channel: grpc.Channel) -> None:
+    def _deadline(self, chance, channel):
         request = busy(chance.randrange(1, 60), chance.choice([0, 1, 1000, 20_000]))
         _stub(channel).ModelInfer(request, timeout=chance.choice([0.001, 0.01, 0.05, SECONDS]))
 
-    def _wrong(self, chance: random.Random, channel: grpc.Channel) -> None:
+    def _wrong(self, chance, channel):
         data = bytearray(_sum_request(chance, 1).SerializeToString())
         for _ in range(chance.randrange(1, 5)):
             data[chance.randrange(len(data))] = chance.randrange(256)
         channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(bytes(data), timeout=SECONDS)
 
-    def _reload(self, chance: random.Random, channel: grpc.Channel) -> None:
+    def _reload(self, chance, channel):
         self._version += 1
         write_oracle_bundle(self._repository / "changing", "changing", self._version, replace=True)
         stub = _stub(channel)
@@ -151,7 +147,7 @@ class Traffic:
         stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name="coming"), timeout=SECONDS)
         self._stop.wait(0.5)
 
-    def _watch(self, chance: random.Random, channel: grpc.Channel) -> None:
+    def _watch(self, chance, channel):
         urllib.request.urlopen(f"http://127.0.0.1:{self._ready.metrics_port}/metrics", timeout=SECONDS).close()
         telemetry = telemetry_pb2_grpc.TelemetryStub(channel)
         assert not telemetry.Get(telemetry_pb2.GetRequest(), timeout=SECONDS).problems
@@ -163,24 +159,24 @@ class Traffic:
         _stub(channel).RepositoryIndex(pb.RepositoryIndexRequest(), timeout=SECONDS)
         self._stop.wait(0.2)
 
-    def _hang_up(self, chance: random.Random, channel: grpc.Channel) -> None:
+    def _hang_up(self, chance, channel):
         port = chance.choice([self._ready.grpc_port, self._ready.http_port, self._ready.metrics_port])
         data = chance.choice([b"", OPENING, OPENING[:10], b"GET /v2 HTTP/1.1\r\n", chance.randbytes(50)])
         with socket.create_connection(("127.0.0.1", port or 0), timeout=SECONDS) as connection:
             connection.sendall(data)
 
 
-def _stub(channel: grpc.Channel) -> inference_pb2_grpc.GRPCInferenceServiceStub:
+def _stub(channel):
     return inference_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 
-def _sum_request(chance: random.Random, number: int) -> pb.ModelInferRequest:
+def _sum_request(chance, number):
     request = expression(b"%d + 1" % number)
     request.model_name = chance.choice(NAMES[:2])
     return request
 
 
-def _check(number: int, response: pb.ModelInferResponse) -> None:
+def _check(number, response):
     value = np.frombuffer(response.raw_output_contents[0], np.float32)[0]
     assert value == number + 1, f"{number} + 1 gave {value}"
 
@@ -200,7 +196,7 @@ MODELS = (*NAMES[:2], "busy")
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
+def repository(tmp_path):
     for name in NAMES:
         write_oracle_bundle(tmp_path / "repository" / name, name, 1)
     write_busy_bundle(tmp_path / "repository")
@@ -209,14 +205,14 @@ def repository(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(MINUTES * 60 + 300)
-def test_soak(repository: Path, transport: str) -> None:
+def test_soak(repository, transport):
     arguments = ["--model-control=explicit", "--http-port=0", "--log-level=warning", f"--transport={transport}"]
     with served(repository, *arguments, *(f"--load-model={name}" for name in MODELS)) as server:
         process = psutil.Process(server.ready.process_id)
         files, start = process.num_fds(), process.memory_info().rss
         traffic = Traffic(server.ready, repository)
         traffic.start()
-        sizes: list[int] = []
+        sizes = []
         until = time.monotonic() + MINUTES * 60
         while time.monotonic() < until and not traffic.faults:
             time.sleep(SAMPLE_SECONDS)

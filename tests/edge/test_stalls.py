@@ -5,15 +5,11 @@ after nothing but its copies, and for as long as Python's parser of JSON, which 
 numbers. No hostile request of that size may cost a multiple of it, in the processor time of the server.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import time
-from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import grpc
 import numpy as np
@@ -22,13 +18,12 @@ import pytest
 from edge.launch import serving
 from edge.pb import inference_pb2 as pb
 from edge.protocol import INFERENCE
-from edge.server import Ready
 from edge.settings import TRANSPORTS
 from tests.support.http_requests import INFER, JSON_LENGTH, ask
 from tests.support.letters_model import completion, write_letters_bundle
 from tests.support.models import ORACLE, graph_of, serialized, write_oracle_bundle
 from tests.support.server_models import write_bundle_of
-from tests.support.waiting_client import WaitingClient, waiting_client
+from tests.support.waiting_client import waiting_client
 
 SIZE = 60 * 2**20
 BODY = 4 * 2**20
@@ -40,7 +35,7 @@ OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_leng
 ATTEMPTS = 5
 
 
-def field(number: int, data: bytes) -> bytes:
+def field(number, data):
     length, left = b"", len(data)
     while left > 127:
         length += bytes([left & 127 | 128])
@@ -48,7 +43,7 @@ def field(number: int, data: bytes) -> bytes:
     return bytes([number << 3 | 2]) + length + bytes([left]) + data
 
 
-def request(name: str, datatype: str, *shape: int, contents: bytes = b"", raw: bytes | None = None) -> bytes:
+def request(name, datatype, *shape, contents=b"", raw=None):
     """A serialized request to the oracle; ``contents`` are serialized typed ones."""
     message = pb.ModelInferRequest(model_name=ORACLE)
     message.inputs.add(name=name, datatype=datatype, shape=shape)
@@ -59,11 +54,11 @@ def request(name: str, datatype: str, *shape: int, contents: bytes = b"", raw: b
     return head + field(5, message.inputs[0].SerializeToString() + field(5, contents))
 
 
-def plain() -> bytes:
+def plain():
     return request("x", "FP32", 1, 15, raw=bytes(SIZE))
 
 
-def ranks() -> bytes:
+def ranks():
     message = pb.ModelInferRequest(model_name=WIDE)
     message.inputs.add(name="x", datatype="FP32", shape=[1])
     message.raw_input_contents.append(np.ones(1, np.float32).tobytes())
@@ -72,7 +67,7 @@ def ranks() -> bytes:
     return message.SerializeToString()
 
 
-MESSAGES: dict[str, Callable[[], bytes]] = {
+MESSAGES = {
     "empty texts": lambda: request("expression", "BYTES", SIZE // 4, 1, raw=bytes(SIZE)),
     "typed texts": lambda: request("expression", "BYTES", SIZE // 2, 1, contents=field(8, b"") * (SIZE // 2)),
     "typed numbers": lambda: request("x", "FP32", SIZE // 60, 15, contents=field(6, bytes(SIZE))),
@@ -86,13 +81,13 @@ MESSAGES: dict[str, Callable[[], bytes]] = {
 }
 
 
-def json_of(**fields: Any) -> bytes:
+def json_of(**fields):
     return json.dumps(fields).encode()
 
 
 NUMBER = {"name": "n", "datatype": "FP32", "shape": [1], "data": [0]}
 #: Path, body and headers.
-BODIES: dict[str, Callable[[], tuple[str, bytes, dict[str, str]]]] = {
+BODIES = {
     "lists": lambda: (INFER, b'{"id": [' + b"[]," * (4 * 2**20 // 3 - 100) + b"0]}", {}),
     "inputs": lambda: (INFER, json_of(inputs=[NUMBER] * 50_000), {}),
     "answers": lambda: ("/v2/models/wide/infer", json_of(inputs=[{**NUMBER, "name": "x", "data": [0.1]}]), {}),
@@ -102,16 +97,16 @@ BODIES: dict[str, Callable[[], tuple[str, bytes, dict[str, str]]]] = {
 }
 
 
-def request_of(name: str, datatype: str, shape: list[int], size: int) -> bytes:
+def request_of(name, datatype, shape, size):
     tensor = {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": size}}
     return json_of(inputs=[tensor])
 
 
-def binary(head: bytes, data: bytes) -> tuple[str, bytes, dict[str, str]]:
+def binary(head, data):
     return INFER, head + data, {JSON_LENGTH: str(len(head))}
 
 
-def write_models(repository: Path) -> None:
+def write_models(repository):
     write_oracle_bundle(repository / "oracle")
     write_letters_bundle(repository / "letters")
     lines = "\n".join(f"{name} = Expand(x, size)" for name in WIDE_OUTPUTS)
@@ -124,25 +119,24 @@ def write_models(repository: Path) -> None:
 class Subject:
     """A server, a client that waits, and what a plain request costs."""
 
-    def __init__(self, ready: Ready, channel: grpc.Channel, client: WaitingClient) -> None:
+    def __init__(self, ready, channel, client):
         self.ready, self.client = ready, client
         self._infer = channel.unary_unary(f"/{INFERENCE}/ModelInfer")
         waiting, memory = zip(*(self.cost(partial(self.send, plain())) for _ in range(3)), strict=True)
         self._large, self._small, self._memory = min(waiting), min(_parsing() for _ in range(3)), max(memory)
 
-    def answer(self, message: bytes) -> bytes:
-        response: bytes = self._infer(message, timeout=120)
-        return response
+    def answer(self, message):
+        return self._infer(message, timeout=120)
 
-    def send(self, message: bytes) -> None:
+    def send(self, message):
         call = self._infer.future(message, timeout=120)
         assert (call.exception() and call.code()) in (None, grpc.StatusCode.INVALID_ARGUMENT), call.exception()
 
-    def post(self, path: str, body: bytes, headers: dict[str, str]) -> None:
+    def post(self, path, body, headers):
         heard = ask(f"127.0.0.1:{self.ready.http_port}", path, body, headers=headers, timeout=120)
         assert heard.status in (200, 400), heard.body[:1000]
 
-    def cost(self, attack: Callable[[], None]) -> tuple[float, int]:
+    def cost(self, attack):
         """Return the seconds of another client's slowest call meanwhile, and by how much memory grows at most."""
         process = Path(f"/proc/{self.ready.process_id}")
         (process / "clear_refs").write_text("5")  # sets the peak to the present
@@ -151,7 +145,7 @@ class Subject:
         attack()
         return self.client.slowest(), self._peak_bytes(process) - before
 
-    def check(self, attack: Callable[[], None], size: int) -> None:
+    def check(self, attack, size):
         waiting = MOST_WAITING * (self._large if size > BODY else self._small)
         memory = MOST_MEMORY * self._memory
         costs = []
@@ -162,12 +156,12 @@ class Subject:
         raise AssertionError(f"seconds and bytes: {costs}, at most {waiting}, {memory}")
 
     @staticmethod
-    def _peak_bytes(process: Path) -> int:
+    def _peak_bytes(process):
         (line,) = (line for line in (process / "status").read_text().splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
 
 
-def _parsing() -> float:
+def _parsing():
     body = b"[" + b"0," * (BODY // 2 - 1) + b"0]"
     start = time.process_time()
     json.loads(body)
@@ -175,14 +169,14 @@ def _parsing() -> float:
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repository(tmp_path_factory):
     directory = tmp_path_factory.mktemp("repository")
     write_models(directory)
     return directory
 
 
 @pytest.fixture(scope="module", params=TRANSPORTS)
-def subject(repository: Path, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[Subject]:
+def subject(repository, tmp_path_factory, request):
     arguments = ["--http-port=0", f"--transport={request.param}"]
     cache = tmp_path_factory.mktemp("cache")
     with (
@@ -194,11 +188,11 @@ def subject(repository: Path, tmp_path_factory: pytest.TempPathFactory, request:
 
 
 @cache
-def message_of(kind: str) -> bytes:
+def message_of(kind):
     return MESSAGES[kind]()
 
 
-def test_large_answers_are_right(subject: Subject) -> None:
+def test_large_answers_are_right(subject):
     path, body, headers = BODIES["answers"]()
     answer = ask(f"127.0.0.1:{subject.ready.http_port}", path, body, headers=headers, timeout=60).json
     assert [output["name"] for output in answer["outputs"]] == list(WIDE_OUTPUTS)
@@ -210,12 +204,12 @@ def test_large_answers_are_right(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize("kind", MESSAGES)
-def test_message_does_not_stall_others(subject: Subject, kind: str) -> None:
+def test_message_does_not_stall_others(subject, kind):
     message = message_of(kind)
     subject.check(partial(subject.send, message), len(message))
 
 
 @pytest.mark.parametrize("kind", BODIES)
-def test_body_does_not_stall_others(subject: Subject, kind: str) -> None:
+def test_body_does_not_stall_others(subject, kind):
     path, body, headers = BODIES[kind]()
     subject.check(partial(subject.post, path, body, headers), len(body))

@@ -1,14 +1,10 @@
 """Counters, histograms and the table of metrics, and the windows of two readings."""
 
-from __future__ import annotations
-
 import sys
 import threading
-from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from copy import deepcopy
 from functools import partial
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.instruments.metrics import METRICS, RequestMetric
-from edge.instruments.snapshot import BUCKETS_NS, STAGES, Histogram, Snapshot, TierRuns, Timings
+from edge.instruments.snapshot import BUCKETS_NS, STAGES, Histogram, TierRuns, Timings
 from edge.instruments.statistics import ModelStatistics
 from edge.pb import telemetry_pb2 as pb
 from edge.telemetry.window import WINDOW_SECONDS, Recent, between, document
@@ -28,26 +24,26 @@ from tests.support.metrics import CountedRequest
 DURATIONS = st.lists(st.integers(0, BUCKETS_NS[-1]), min_size=1, max_size=200)
 
 
-def observed(durations: list[int]) -> Histogram:
+def observed(durations):
     histogram = Histogram()
     for duration in durations:
         histogram.observe(duration)
     return histogram
 
 
-def bucket_of(duration: int) -> tuple[int, int]:
+def bucket_of(duration):
     index = next(index for index, bound in enumerate(BUCKETS_NS) if duration <= bound)
     return (BUCKETS_NS[index - 1] if index else 0), BUCKETS_NS[index]
 
 
-def test_buckets() -> None:
+def test_buckets():
     assert (BUCKETS_NS[0], BUCKETS_NS[2], BUCKETS_NS[-1] > 10e9) == (5_000, 10_000, True)
     assert np.allclose(np.divide(BUCKETS_NS[1:], BUCKETS_NS[:-1]), 2**0.5, rtol=1e-4)
 
 
 @given(DURATIONS, st.integers(1, 100))
 @settings(deadline=None, max_examples=100)
-def test_percentiles_are_in_the_bucket_of_the_exact_ones(durations: list[int], percent: int) -> None:
+def test_percentiles_are_in_the_bucket_of_the_exact_ones(durations, percent):
     # The smallest duration that so many percent do not exceed; in whole numbers, because a rounding error could
     # choose its neighbour.
     rank = -(-len(durations) * percent // 100)
@@ -57,7 +53,7 @@ def test_percentiles_are_in_the_bucket_of_the_exact_ones(durations: list[int], p
     assert histogram.percentile(percent - 1) <= histogram.percentile(percent)
 
 
-def test_percentiles_are_interpolated_and_end_at_the_last_bound() -> None:
+def test_percentiles_are_interpolated_and_end_at_the_last_bound():
     histogram = observed([60_000] * 100)
     low, high = bucket_of(60_000)
     assert (histogram.percentile(50), histogram.percentile(100)) == (round((low + high) / 2), high)
@@ -65,13 +61,13 @@ def test_percentiles_are_interpolated_and_end_at_the_last_bound() -> None:
     assert (histogram.counts[-1], histogram.percentile(99), Histogram().percentile(99)) == (2, BUCKETS_NS[-1], 0)
 
 
-def test_bound_belongs_to_its_bucket() -> None:
+def test_bound_belongs_to_its_bucket():
     histogram = observed([duration for bound in BUCKETS_NS for duration in (bound, bound + 1)])
     assert histogram.counts == [1, *[2] * (len(BUCKETS_NS) - 1), 1]
     assert (histogram.count, histogram.total) == (sum(histogram.counts), sum(2 * bound + 1 for bound in BUCKETS_NS))
 
 
-def test_requests_in_one_run_are_one_execution() -> None:
+def test_requests_in_one_run_are_one_execution():
     statistics = ModelStatistics()
     before = statistics.snapshot()
     statistics.executed(5, infer_ns=100)
@@ -89,7 +85,7 @@ def test_requests_in_one_run_are_one_execution() -> None:
     assert totals == {"request": 220, "queue": 4, "compute_input": 2, "compute_infer": 200, "compute_output": 8}
 
 
-def test_failures_by_reason_and_place() -> None:
+def test_failures_by_reason_and_place():
     statistics = ModelStatistics()
     for reason, place in (("Overloaded", "tokens"), ("Overloaded", "tokens"), ("Cancelled", "queued"), ("Runner", "")):
         statistics.failed(reason, 10, place)
@@ -100,7 +96,7 @@ def test_failures_by_reason_and_place() -> None:
     assert all(histogram.count == 0 for histogram in now.stages.values())
 
 
-def test_stages_and_reasons_by_tier() -> None:
+def test_stages_and_reasons_by_tier():
     statistics = ModelStatistics()
     statistics.succeeded(CountedRequest(Timings(request_ns=5, compute_infer_ns=3)))
     assert statistics.snapshot().tier_stages == statistics.snapshot().tiers == {}
@@ -114,7 +110,7 @@ def test_stages_and_reasons_by_tier() -> None:
     assert (now.stages["request"].count, now.stages["request"].total) == (5, 27)
 
 
-def test_names_end_with_unit_and_kind() -> None:
+def test_names_end_with_unit_and_kind():
     assert len({metric.name for metric in METRICS}) == len(METRICS)
     for metric in METRICS:
         assert metric.name.removesuffix("_total").endswith(metric.unit), metric.name
@@ -124,7 +120,7 @@ def test_names_end_with_unit_and_kind() -> None:
             assert bool(metric.labels) == bool(metric.label), metric.name
 
 
-def test_request_metric_is_a_sum_by_labels_or_a_histogram() -> None:
+def test_request_metric_is_a_sum_by_labels_or_a_histogram():
     tokens = RequestMetric("tokens", "", lambda r: r.size, labels=("reason",), label=lambda r: (r.tier_reason,))
     statistics = ModelStatistics((tokens, RequestMetric("rows", "", lambda request: request.rows, buckets=(1, 4))))
     assert statistics.snapshot().counted == {"tokens": {}, "rows": {}}
@@ -133,15 +129,14 @@ def test_request_metric_is_a_sum_by_labels_or_a_histogram() -> None:
     first = statistics.snapshot().counted
     assert first["tokens"] == {("load",): 10, ("full",): 130}
     histogram = first["rows"][()]
-    assert isinstance(histogram, Histogram)
     assert (histogram.count, histogram.total, histogram.counts) == (4, 14, [2, 1, 1])
     histogram.observe(1)
     first["tokens"].clear()
     second = statistics.snapshot().counted
-    assert (second["rows"][()].count, len(second["tokens"])) == (4, 2)  # type: ignore[union-attr]
+    assert (second["rows"][()].count, len(second["tokens"])) == (4, 2)
 
 
-def test_failing_metric_affects_no_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_metric_affects_no_other(caplog):
     wrong = RequestMetric("wrong", "", lambda request: 1 // (request.rows - 2))
     statistics = ModelStatistics((wrong, RequestMetric("rows", "", lambda request: request.rows)))
     for _ in range(3):
@@ -151,15 +146,15 @@ def test_failing_metric_affects_no_other(caplog: pytest.LogCaptureFixture) -> No
     assert [record.message for record in caplog.records] == ["metric wrong failed and is no longer counted"]
 
 
-def test_snapshot_is_independent() -> None:
+def test_snapshot_is_independent():
     statistics = ModelStatistics()
 
-    def count() -> None:
+    def count():
         statistics.executed(2, 1)
         statistics.succeeded(CountedRequest(Timings(request_ns=5), 2, 2, tier_reason="r"), "full")
         statistics.failed("Overloaded", 1, "queue")
 
-    def numbers(now: Snapshot) -> list[object]:
+    def numbers(now):
         totals = [(of.count, of.total, of.counts) for of in (now.stages["request"], now.tier_stages["full"]["request"])]
         return [now.success, now.failures, now.drops, now.tiers, now.batches, *totals]
 
@@ -171,7 +166,7 @@ def test_snapshot_is_independent() -> None:
     assert all(one != other for one, other in zip(numbers(statistics.snapshot()), before, strict=True))
 
 
-def test_runs_by_tier() -> None:
+def test_runs_by_tier():
     statistics = ModelStatistics()
     statistics.executed(3, 100, tier="full", requests=2, size=3 * 16)
     before = statistics.runs()
@@ -182,21 +177,21 @@ def test_runs_by_tier() -> None:
     assert statistics.execution_count == 3
 
 
-def test_threads_lose_no_count_and_snapshots_are_consistent(request: pytest.FixtureRequest) -> None:
+def test_threads_lose_no_count_and_snapshots_are_consistent(request):
     request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
     sys.setswitchinterval(1e-6)  # switch threads as often as Python can
     statistics = ModelStatistics()
     threads, each = 8, 500
-    torn: list[str] = []
+    torn = []
     done = threading.Event()
 
-    def count(rows: int) -> None:
+    def count(rows):
         for _ in range(each):
             statistics.executed(rows, 1)
             statistics.succeeded(CountedRequest(Timings(request_ns=3, queue_ns=1), rows, rows))
             statistics.failed("Overloaded", 2)
 
-    def watch() -> None:
+    def watch():
         while not done.is_set():
             now = statistics.snapshot()
             counts = {now.success, now.stages["request"].total / 3, *(of.count for of in now.stages.values())}
@@ -216,24 +211,24 @@ def test_threads_lose_no_count_and_snapshots_are_consistent(request: pytest.Fixt
     assert {rows: batch.count for rows, batch in now.batches.items()} == dict.fromkeys(range(1, threads + 1), each)
 
 
-def stage(durations: Sequence[int]) -> pb.StageReading:
+def stage(durations):
     of = observed(durations)
     return pb.StageReading(stage="request", count=of.count, total_ns=of.total, bucket_counts=of.counts)
 
 
-def model(durations: Sequence[int] = (), name: str = "m", **fields: Any) -> pb.ModelReading:
+def model(durations=(), name="m", **fields):
     return pb.ModelReading(
         name=name, version="1", state="READY", success_count=len(durations), stages=[stage(durations)], **fields
     )
 
 
-def reading(uptime_seconds: float, *models: pb.ModelReading) -> pb.Reading:
+def reading(uptime_seconds, *models):
     return pb.Reading(uptime_seconds=uptime_seconds, models=models)
 
 
 @given(st.just([]) | DURATIONS, st.just([]) | DURATIONS)
 @settings(deadline=None, max_examples=50)
-def test_percentiles_are_those_of_the_new_durations(before: list[int], between_them: list[int]) -> None:
+def test_percentiles_are_those_of_the_new_durations(before, between_them):
     window = between(reading(10, model(before)), reading(14, model(before + between_them)))
     assert (window.seconds, window.since_start, window.answers_per_second) == (4, False, len(between_them) / 4)
     if not between_them:
@@ -246,15 +241,15 @@ def test_percentiles_are_those_of_the_new_durations(before: list[int], between_t
     assert [found.p50_ms, found.p95_ms, found.p99_ms] == [want.percentile(p) / 1e6 for p in (50, 95, 99)]
 
 
-def test_stages_of_the_server_combine_its_models() -> None:
+def test_stages_of_the_server_combine_its_models():
     window = between(reading(1, model()), reading(2, model([10**6] * 90), model([10**8] * 10, "other")))
     whole = window.stages["request"]
     assert (whole.count, whole.p50_ms < 2, whole.p95_ms > 80) == (100, True, True)
     assert window.models[0].stages["request"].p99_ms < 2
 
 
-def test_tiers_failures_and_runs() -> None:
-    def at(full: int, half: int, drops: int, runs: Mapping[int, int]) -> pb.ModelReading:
+def test_tiers_failures_and_runs():
+    def at(full, half, drops, runs):
         counts = [("full", "full", full, 10**8), ("half", "load", half, 10**6)]
         return model(
             [10**6] * (full + half),
@@ -276,8 +271,8 @@ def test_tiers_failures_and_runs() -> None:
     assert (quiet.tiers, quiet.drops, quiet.stages, quiet.rows_per_run) == ([], [], {}, None)
 
 
-def test_metrics_grow_by_name_and_labels() -> None:
-    def at(padded: float, *others: pb.Metric) -> pb.ModelReading:
+def test_metrics_grow_by_name_and_labels():
+    def at(padded, *others):
         name = "fewheads_padded_rows_total"
         rows = [
             pb.Metric(name=name, labels={"tier": tier}, value=value, unit="rows")
@@ -292,8 +287,8 @@ def test_metrics_grow_by_name_and_labels() -> None:
     ]
 
 
-def test_energy_by_request_and_token() -> None:
-    def of(tier: str, joules: float, requests: int, tokens: int | None = None) -> pb.EnergyReading:
+def test_energy_by_request_and_token():
+    def of(tier, joules, requests, tokens=None):
         return pb.EnergyReading(tier=tier, joules=joules, requests=requests, tokens=tokens)
 
     before = model(energy=[of("full", 10.0, 5, 500), of("old", 1.0, 1)])
@@ -305,7 +300,7 @@ def test_energy_by_request_and_token() -> None:
     ]
 
 
-def test_windows_without_an_earlier_reading_or_time_or_model() -> None:
+def test_windows_without_an_earlier_reading_or_time_or_model():
     window = between(None, reading(8, model([10**6] * 4)))
     assert (window.seconds, window.since_start, window.answers_per_second) == (8, True, 0.5)
     assert between(reading(3, model()), reading(3, model([1]))).answers_per_second == 0
@@ -314,7 +309,7 @@ def test_windows_without_an_earlier_reading_or_time_or_model() -> None:
     assert (window.answers_per_second, window.stages["request"].count) == (1, 1)
 
 
-def test_server_with_other_buckets_has_rates_without_percentiles() -> None:
+def test_server_with_other_buckets_has_rates_without_percentiles():
     old = model([10**6] * 4)
     old.stages[0].ClearField("bucket_counts")
     window = between(reading(1, model()), reading(2, old))
@@ -322,7 +317,7 @@ def test_server_with_other_buckets_has_rates_without_percentiles() -> None:
     assert window.stages == window.models[0].stages == {}
 
 
-def test_recent_covers_five_seconds() -> None:
+def test_recent_covers_five_seconds():
     recent = Recent()
     found = [recent.add(reading(second, model([10**6] * second))) for second in range(1, 12)]
     assert [window.since_start for window in found] == [True] + [False] * 10
@@ -331,7 +326,7 @@ def test_recent_covers_five_seconds() -> None:
     assert (recent.add(reading(60)).seconds, recent.add(reading(90)).seconds) == (49, 30)
 
 
-def test_recent_forgets_a_restarted_server() -> None:
+def test_recent_forgets_a_restarted_server():
     recent = Recent()
     recent.add(reading(100, model([10**6] * 50)))
     window = recent.add(reading(2, model([10**6] * 4)))
@@ -339,7 +334,7 @@ def test_recent_forgets_a_restarted_server() -> None:
     assert recent.add(reading(3, model([10**6] * 5))).answers_per_second == 1
 
 
-def test_document_is_the_readings_json_and_the_window() -> None:
+def test_document_is_the_readings_json_and_the_window():
     latency = pb.TierLatency(tier="full", stages=[stage([10**6])])
     metric = pb.Metric(name="fewheads_padded_rows_total", labels={"tier": "full"}, value=2, unit="rows")
     now = reading(5, model([10**6], tier_latencies=[latency], metrics=[metric]))

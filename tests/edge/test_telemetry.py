@@ -1,9 +1,7 @@
 """Telemetry of a server over gRPC and on the Prometheus page: requests, tiers, streams, sensors, energy, the GPU."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -21,9 +19,8 @@ from edge.instruments.snapshot import STAGES, Timings
 from edge.instruments.statistics import ModelStatistics
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from edge.pb import inference_pb2_grpc, telemetry_pb2
 from edge.scheduling.job import expired
-from edge.server import Ready
 from edge.telemetry.metrics import (
     _SENSORS,
     BOARD_METRICS,
@@ -46,7 +43,7 @@ Get = Callable[[], telemetry_pb2.Reading]
 
 
 @pytest.fixture(scope="module")
-def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
+def observed(tmp_path_factory):
     """A server of its own, because these tests compare its counters."""
     directory = tmp_path_factory.mktemp("telemetry")
     write_sentiment_bundle(directory / "sentiment")
@@ -58,40 +55,38 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ready]:
 
 
 @pytest.fixture
-def url(observed: Ready) -> str:
+def url(observed):
     return f"127.0.0.1:{observed.grpc_port}"
 
 
 @pytest.fixture
-def reading(telemetry: telemetry_pb2_grpc.TelemetryStub) -> Get:
+def reading(telemetry):
     return lambda: telemetry.Get(telemetry_pb2.GetRequest())
 
 
-def model(reading: telemetry_pb2.Reading, name: str) -> telemetry_pb2.ModelReading:
+def model(reading, name):
     (found,) = [model for model in reading.models if model.name == name]
     return found
 
 
-def samples(server: Ready, name: str, **labels: str) -> list[tuple[dict[str, str], float]]:
+def samples(server, name, **labels):
     families = text_string_to_metric_families(page_of(server))
     found = [sample for family in families for sample in family.samples if sample.name == name]
     return [(sample.labels, sample.value) for sample in found if labels.items() <= sample.labels.items()]
 
 
-def value(server: Ready, name: str, **labels: str) -> float:
+def value(server, name, **labels):
     return samples(server, name, **labels)[0][1]
 
 
-def echo(*numbers: float) -> pb.ModelInferRequest:
+def echo(*numbers):
     request = pb.ModelInferRequest(model_name="echo-fp32")
     request.inputs.add(name=echo_input("FP32"), datatype="FP32", shape=[len(numbers)])
     request.raw_input_contents.append(np.array(numbers, np.float32).tobytes())
     return request
 
 
-async def test_requests_that_fail_early_are_counted_by_reason_and_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_requests_that_fail_early_are_counted_by_reason_and_limit(tmp_path, monkeypatch):
     full = Overloaded("queue", given=1, expected="0", fix="Wait.", cause="bytes")
     failures = Mock(side_effect=[ZeroDivisionError(), full, expired(1)])
     monkeypatch.setattr("edge.serving.wire.Sent.decode", failures)
@@ -104,8 +99,8 @@ async def test_requests_that_fail_early_are_counted_by_reason_and_limit(
     assert now.drops == {("Overloaded", "bytes"): 1, ("DeadlineExceeded", "refused"): 1}
 
 
-def test_latency_by_tier(observed: Ready, stub: Stub, reading: Get) -> None:
-    def counts(server: Ready) -> dict[str, float]:
+def test_latency_by_tier(observed, stub, reading):
+    def counts(server):
         name = "fewheads_tier_duration_seconds_count"
         return {labels["tier"]: count for labels, count in samples(server, name, stage="compute_infer")}
 
@@ -120,7 +115,7 @@ def test_latency_by_tier(observed: Ready, stub: Stub, reading: Get) -> None:
     assert not model(reading(), "busy").tier_latencies
 
 
-def test_nonfinite_outputs_are_counted_and_unchanged(observed: Ready, stub: Stub, reading: Get) -> None:
+def test_nonfinite_outputs_are_counted_and_unchanged(observed, stub, reading):
     for numbers, count in (([1, 2], 0), ([1, np.nan], 1), ([-np.inf], 2)):
         request = echo(*numbers)
         assert stub.ModelInfer(request).raw_output_contents == request.raw_input_contents
@@ -129,7 +124,7 @@ def test_nonfinite_outputs_are_counted_and_unchanged(observed: Ready, stub: Stub
         assert [m.value for m in now.metrics if m.name == NONFINITE.name] == [count]
 
 
-def test_sensors_of_this_machine(observed: Ready, reading: Get) -> None:
+def test_sensors_of_this_machine(observed, reading):
     assert wait_until(lambda: any((s.kind, s.name) == ("utilization", "cpu") for s in reading().sensors))
     now = reading()
     (cpu,) = [sensor for sensor in now.sensors if (sensor.kind, sensor.name) == ("utilization", "cpu")]
@@ -141,18 +136,18 @@ def test_sensors_of_this_machine(observed: Ready, reading: Get) -> None:
 README = Path(__file__).parent.parent.parent / "edge" / "README.md"
 
 
-def board_page(root: Path, accept: str = "*/*") -> str:
+def board_page(root, accept="*/*"):
     return rendered(board_metrics(MemorySampler(root).sample(), Sensors(root).sample()), accept)
 
 
-def gpu_metrics(page: str) -> dict[str, str]:
+def gpu_metrics(page):
     """The metrics that perf_analyzer finds: lines with a name, a brace and the GPU's name in quotes."""
     found = re.findall(r'^(nv_gpu_\w+)\{gpu_uuid="([^"]+)"\} (\S+)$', page, re.MULTILINE)
     assert len({uuid for _, uuid, _ in found}) <= 1
     return {name: value for name, _, value in found}
 
 
-def test_sensors_of_an_orin_nano(tmp_path: Path) -> None:
+def test_sensors_of_an_orin_nano(tmp_path):
     lines = board_page(orin_nano(tmp_path, 6)).splitlines()
     for line in (
         'fewheads_temperature_celsius{zone="tj-thermal"} 50.937',
@@ -166,7 +161,7 @@ def test_sensors_of_an_orin_nano(tmp_path: Path) -> None:
     assert sum(line.startswith("fewheads_temperature_celsius{") for line in lines) == 9
 
 
-def test_board_and_idle_power(tmp_path: Path) -> None:
+def test_board_and_idle_power(tmp_path):
     (facts, idle) = power_metrics(read_board(orin_nano(tmp_path, 7)), 5.25)
     lines = rendered([facts, idle]).splitlines()
     labels = f'jetpack="7.2.1",l4t="39.2.1",model="{MODELS[7]}",power_mode="25W",soc="tegra234"'
@@ -177,7 +172,7 @@ def test_board_and_idle_power(tmp_path: Path) -> None:
     assert not list(power_metrics(None, None))
 
 
-def test_counters_and_energy_of_a_model() -> None:
+def test_counters_and_energy_of_a_model():
     statistics = ModelStatistics()
     statistics.executed(4, 100)
     stages = {"compute_input_ns": 1000, "queue_ns": 2000, "compute_infer_ns": 3000, "compute_output_ns": 4000}
@@ -198,7 +193,7 @@ def test_counters_and_energy_of_a_model() -> None:
 
 
 @pytest.mark.parametrize("accept", ["*/*", "application/openmetrics-text; version=1.0.0"])
-def test_gpu_metrics_have_tritons_names_and_whole_sizes(tmp_path: Path, accept: str) -> None:
+def test_gpu_metrics_have_tritons_names_and_whole_sizes(tmp_path, accept):
     """perf_analyzer would read 5.37280512e+08 as 5."""
     assert gpu_metrics(board_page(orin_nano(tmp_path, 6), accept)) == {
         "nv_gpu_utilization": "0.842",
@@ -208,7 +203,7 @@ def test_gpu_metrics_have_tritons_names_and_whole_sizes(tmp_path: Path, accept: 
     }
 
 
-def test_unknown_gpu_metrics_are_absent(tmp_path: Path) -> None:
+def test_unknown_gpu_metrics_are_absent(tmp_path):
     root = orin_nano(tmp_path / "board", 6)
     (root / "sys/class/devfreq/17000000.gpu/device/load").write_text("N/A\n")
     write(root, {"proc/meminfo": "MemTotal: 7665664 kB\n"})
@@ -219,7 +214,7 @@ def test_unknown_gpu_metrics_are_absent(tmp_path: Path) -> None:
     assert shown == {"fewheads_memory_bytes", "fewheads_temperature_celsius"}
 
 
-def test_metric_of_the_table_is_in_telemetry_and_on_the_page() -> None:
+def test_metric_of_the_table_is_in_telemetry_and_on_the_page():
     name = "fewheads_input_tokens_total"
     table = (
         RequestMetric(name, "Tokens", lambda r: r.rows, "tokens", ("reason",), lambda r: (r.tier_reason,)),
@@ -246,7 +241,7 @@ def test_metric_of_the_table_is_in_telemetry_and_on_the_page() -> None:
         assert line in page.splitlines(), page
 
 
-def test_the_readme_lists_every_metric(server: Ready) -> None:
+def test_the_readme_lists_every_metric(server):
     section = README.read_text().split("| metrics |")[1].split("\n\n")[0]
     listed = {name for row in section.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     known = {

@@ -1,10 +1,6 @@
 """Models of texts and of pairs of texts: outputs, tiers, cascade, errors and command line."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -18,7 +14,6 @@ from tritonclient.utils import InferenceServerException
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.programs import CascadeProgram
 from edge.cli.infer import infer
-from edge.datatypes import Array
 from edge.errors import GoldenError, UsageError
 from edge.launch import running_server
 from edge.programs.program import AUTO, TIER, Cascade, Options, margins
@@ -34,7 +29,7 @@ from tests.support.text_pair_model import INPUTS, NAME, PAIRS, scores, write_pai
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(tmp_path_factory):
     directory = tmp_path_factory.mktemp("pairs")
     write_pair_bundle(directory / NAME)
     write_sentiment_bundle(directory / "sentiment")
@@ -43,17 +38,17 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def client(url: str) -> Iterator[triton.InferenceServerClient]:
+def client(url):
     with triton.InferenceServerClient(url) as client:
         yield client
 
 
-def text(*texts: str | bytes) -> triton.InferInput:
+def text(*texts):
     return triton_input("text", column(*texts))
 
 
 @pytest.mark.parametrize("tier", [None, *TIERS])
-def test_text_gives_logits_and_labels(client: triton.InferenceServerClient, tier: str | None) -> None:
+def test_text_gives_logits_and_labels(client, tier):
     long = client.infer("sentiment", [text("good " * 20)], parameters=(parameters := {"tier": tier} if tier else None))
     assert long.as_numpy("logits")[0].tolist() == [0, text_model.MAX_LENGTH]  # the text is cut
     result = client.infer("sentiment", [text(*TEXTS)], parameters=parameters)
@@ -63,8 +58,8 @@ def test_text_gives_logits_and_labels(client: triton.InferenceServerClient, tier
     assert result.get_response().parameters["tier"].string_param == (tier or "full")
 
 
-def test_cascade_runs_the_full_tier_where_the_lean_one_is_unsure(client: triton.InferenceServerClient) -> None:
-    def infer(*texts: str) -> tuple[list[bytes], str]:
+def test_cascade_runs_the_full_tier_where_the_lean_one_is_unsure(client):
+    def infer(*texts):
         result = client.infer("sentiment", [text(*texts)], parameters={"tier": "auto"})
         return result.as_numpy("label")[:, 0].tolist(), result.get_response().parameters["tier"].string_param
 
@@ -78,7 +73,7 @@ def test_cascade_runs_the_full_tier_where_the_lean_one_is_unsure(client: triton.
     assert infer("good good", "fine fine bad", "bad bad") == ([b"positive", b"positive", b"negative"], "lean,full")
 
 
-def test_cascade_can_be_the_default(tmp_path: Path) -> None:
+def test_cascade_can_be_the_default(tmp_path):
     changed = msgspec.structs.replace(manifest(), program=msgspec.structs.replace(manifest().program, default=True))
     bundle = write_bundle(tmp_path / "b", changed, text_model.files())
     loaded = {(tier, "model"): load_runner(bundle, "onnxruntime", tmp_path / "cache", tier=tier) for tier in TIERS}
@@ -88,15 +83,15 @@ def test_cascade_can_be_the_default(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.lists(st.floats(-50, 50, width=32), min_size=3, max_size=3), min_size=1, max_size=5))
-def test_margins_are_those_of_the_probabilities(rows: list[list[float]]) -> None:
+def test_margins_are_those_of_the_probabilities(rows):
     logits = np.array(rows, np.float32)
     exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
     two = np.sort(exponentials / exponentials.sum(axis=1, keepdims=True), axis=1)[:, -2:]
     np.testing.assert_allclose(margins(logits), two[:, 1] - two[:, 0], atol=1e-6)
 
 
-async def test_tiers_share_one_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files: list[str] = []
+async def test_tiers_share_one_tokenizer(tmp_path, monkeypatch):
+    files = []
     read = Bundle.read
     monkeypatch.setattr(Bundle, "read", lambda bundle, name: files.append(name) or read(bundle, name))
     async with running_service(tmp_path, lambda repository: write_sentiment_bundle(repository / "sentiment")) as it:
@@ -104,23 +99,23 @@ async def test_tiers_share_one_tokenizer(tmp_path: Path, monkeypatch: pytest.Mon
     assert sorted(files) == ["full.onnx", "lean.onnx", "tokenizer.json"]
 
 
-def test_each_tier_has_its_own_golden_set(tmp_path: Path) -> None:
+def test_each_tier_has_its_own_golden_set(tmp_path):
     bundle = write_bundle(tmp_path / "b", manifest(), text_model.files() | {"lean.onnx": model("full")})
     load_runner(bundle, "onnxruntime", tmp_path / "cache", tier="full")
     with pytest.raises(GoldenError, match=r"lean\.onnx"):
         load_runner(bundle, "onnxruntime", tmp_path / "cache", tier="lean")
 
 
-def pairs(*pairs: tuple[str | bytes, str | bytes]) -> list[triton.InferInput]:
+def pairs(*pairs):
     first, second = zip(*pairs, strict=True)
     return [text(*first), triton_input("text_pair", column(*second))]
 
 
-def tokens(array: Array, *names: str) -> list[triton.InferInput]:
+def tokens(array, *names):
     return [triton_input(name, array) for name in names]
 
 
-def test_pairs_give_logits_and_scores(client: triton.InferenceServerClient) -> None:
+def test_pairs_give_logits_and_scores(client):
     result = client.infer(NAME, pairs(*PAIRS)[::-1])  # tensors may come in any order
     assert [output.name for output in result.get_response().outputs] == ["logits", "score"]
     for output in ("logits", "score"):
@@ -134,14 +129,11 @@ def test_pairs_give_logits_and_scores(client: triton.InferenceServerClient) -> N
 ONES = np.ones((1, 2), np.int64)
 
 
-def test_bad_requests(client: triton.InferenceServerClient) -> None:
+def test_bad_requests(client):
     for inputs, message in (
         ([triton_input("text_pair", column("good"))], "inputs of 'better': got only 'text_pair', expected 'text' and "),
         ([text("a", "b"), triton_input("text_pair", column("a", "b", "c"))], "got {'text': 2, 'text_pair': 3}, "),
-        (
-            pairs(("good", b"\xff")),
-            r"text in input 'text_pair': got b'\xff', expected UTF-8. Encode it as UTF-8; byte",
-        ),
+        (pairs(("good", b"\xff")), r"text in input 'text_pair': got b'\xff', expected UTF-8. Encode it as UTF-8; byte"),
         ([*pairs(("good", "bad")), *tokens(ONES, "token_type_ids")], "'text' stands for 'token_type_ids'."),
         (tokens(ONES, "input_ids", "attention_mask"), "expected 'token_type_ids' (or 'text' and 'text_pair'). Add it."),
         (tokens(np.ones((1, 13), np.int64), *INPUTS), "got [1, 13], expected between [1, 1] and [8, 12]."),
@@ -151,11 +143,11 @@ def test_bad_requests(client: triton.InferenceServerClient) -> None:
         assert message in caught.value.message()
 
 
-def invoke(url: str, *arguments: str) -> str:
+def invoke(url, *arguments):
     return CliRunner().invoke(infer, ["--url", url, *arguments], catch_exceptions=False).stdout
 
 
-def test_infer_command_sends_pairs(url: str) -> None:
+def test_infer_command_sends_pairs(url):
     arguments = (NAME, "good good", "--text-pair", "bad", "bad", "--text-pair", "- good")
     assert json.loads(invoke(url, *arguments, "--json"))["outputs"] == {"logits": [[3], [-2]], "score": [[3], [-2]]}
     lines = invoke(url, *arguments).splitlines()
@@ -163,7 +155,7 @@ def test_infer_command_sends_pairs(url: str) -> None:
         assert any(all(cell in line for cell in cells) for line in lines), cells
 
 
-def test_infer_command_refuses_unpaired_texts(url: str) -> None:
+def test_infer_command_refuses_unpaired_texts(url):
     for arguments, message in (
         ((NAME, "good"), "TEXT for better: got 1 TEXT, 0 --text-pair, expected as many of both. This model reads two"),
         ((NAME, "--text-pair=good"), "got 0 TEXT, 1 --text-pair"),
@@ -173,12 +165,12 @@ def test_infer_command_refuses_unpaired_texts(url: str) -> None:
             invoke(url, *arguments)
 
 
-def runner_of(operation: str) -> OnnxRuntimeRunner:
+def runner_of(operation):
     text = f"tier (float[N, 2] x) => (float[N, 2] logits) {{ logits = {operation}(x) }}"
     return OnnxRuntimeRunner(serialized(graph_of(text)), subject=operation)
 
 
-def test_a_lean_tier_is_unsure_of_rows_without_numbers() -> None:
+def test_a_lean_tier_is_unsure_of_rows_without_numbers():
     runners = {"full": runner_of("Abs"), "lean": runner_of("Log")}
     program = Cascade(CascadeProgram(lean="lean", full="full", logits="logits", margin=0.5), runners)
     # Sure, an infinity that is, one that is not, NaN, and unsure.

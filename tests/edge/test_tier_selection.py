@@ -1,15 +1,10 @@
 """Selection of a tier: by name, by policy, by deadline, and by load, without flapping."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,8 +14,7 @@ from edge.bundles.manifest import Measure
 from edge.errors import InvalidRequest
 from edge.pb import inference_pb2 as pb
 from edge.scheduling.latency import LatencyModel
-from edge.scheduling.tier_executor import TierExecutor
-from edge.scheduling.tier_selection import AUTO, Accuracies, Demand, LoadLevel, TierSelector
+from edge.scheduling.tier_selection import AUTO, Demand, LoadLevel, TierSelector
 from tests.support.in_process import running_service
 from tests.support.jobs import executor_of
 from tests.support.server_models import WIDTH, write_tiered_bundle
@@ -30,7 +24,7 @@ COSTS = (0.008, 0.004, 0.002)
 TIERS = {"full": 0.1, "half": 0.05, "third": 0.03}
 
 
-def selector(policy: str, known: Mapping[str, Accuracies] = MappingProxyType({}), **seconds: float) -> TierSelector:
+def selector(policy, known=MappingProxyType({}), **seconds):
     executors = {}
     for tier, each in (seconds or TIERS).items():
         executors[tier] = executor_of(lambda rows: rows, tier)
@@ -39,14 +33,12 @@ def selector(policy: str, known: Mapping[str, Accuracies] = MappingProxyType({})
     return TierSelector("m", executors, policy, known)
 
 
-def on_dev(**values: float) -> dict[str, Accuracies]:
+def on_dev(**values):
     return {tier: {("cosine", "dev", 100): value} for tier, value in values.items()}
 
 
-def choose(
-    selector: TierSelector, tier: str | None = None, policy: str | None = None, *, waiting: float = 0.0, **moment: Any
-) -> tuple[str, str]:
-    def finish(executor: TierExecutor) -> float:
+def choose(selector, tier=None, policy=None, *, waiting=0.0, **moment):
+    def finish(executor):
         return waiting + (executor.latency.seconds(1) or 0.0)
 
     demand = Demand(**{"now": 0.0, "size": 1, "left": None, "finish": finish, "fullness": 0.0, "instances": 1} | moment)
@@ -55,13 +47,13 @@ def choose(
 
 
 @pytest.mark.parametrize("policy", ["pinned", "deadline", "load"])
-def test_named_tier_answers_whatever_the_policy(policy: str) -> None:
+def test_named_tier_answers_whatever_the_policy(policy):
     assert choose(selector(policy), "half", fullness=1.0) == ("half", "requested")
     assert choose(selector(policy), "half", "pinned") == ("half", "requested")
     assert choose(selector(policy), policy="pinned", left=0.001, fullness=1.0) == ("full", "pinned")
 
 
-def test_router_answers_if_the_model_has_one() -> None:
+def test_router_answers_if_the_model_has_one():
     routed = {**TIERS, "auto": 0.04}
     assert choose(selector("router", **routed)) == (AUTO, "router")
     assert choose(selector("pinned", **routed), AUTO) == (AUTO, "router")
@@ -72,13 +64,13 @@ def test_router_answers_if_the_model_has_one() -> None:
     assert choose(without, AUTO) == ("full", "full")
 
 
-def test_only_loops_are_cut_at_the_deadline() -> None:
+def test_only_loops_are_cut_at_the_deadline():
     demand = Demand(0.0, 1, 0.05, lambda executor: 1.0, 0.0, 1)
     chosen = selector("deadline").choose(None, None, lambda: demand)
     assert (chosen.reason, chosen.best_effort) == ("deadline", False)
 
 
-def test_deadline_policy_takes_the_fullest_tier_that_is_in_time() -> None:
+def test_deadline_policy_takes_the_fullest_tier_that_is_in_time():
     by_load = selector("load")
     by_load._load._settled = math.inf  # its level stays 0
     for left, waiting, tier in (
@@ -94,7 +86,7 @@ def test_deadline_policy_takes_the_fullest_tier_that_is_in_time() -> None:
             assert choose(one, left=left, waiting=waiting) == (tier, reason)
 
 
-def test_tiers_are_ordered_by_their_measured_times() -> None:
+def test_tiers_are_ordered_by_their_measured_times():
     # The name promises a leaner tier, and on this machine it is as slow as the full one.
     measured = selector("deadline", full=0.1, tiny=0.1, third=0.03, half=0.05, new=0.0)
     assert [choose(measured, left=left)[0] for left in (0.08, 0.06, 0.001, 9.0)] == ["half", "third", "third", "full"]
@@ -109,8 +101,8 @@ COSINES = on_dev(int8=0.994, half=0.948, half_int8=0.945)
 
 
 @pytest.mark.parametrize("policy", ["deadline", "load"])
-def test_tier_that_another_beats_in_time_and_accuracy_is_chosen_by_name_alone(policy: str) -> None:
-    def reached(selector: TierSelector) -> list[str]:
+def test_tier_that_another_beats_in_time_and_accuracy_is_chosen_by_name_alone(policy):
+    def reached(selector):
         selector._load._settled = math.inf  # its level stays 0
         return [choose(selector, left=left)[0] for left in (9.0, 3.0, 2.8, 2.5, 0.1)]
 
@@ -132,7 +124,7 @@ def test_tier_that_another_beats_in_time_and_accuracy_is_chosen_by_name_alone(po
     assert [choose(best, left=left)[0] for left in (4.0, 3.0)] == ["int8", "half"]
 
 
-def test_load_keeps_a_tier_whose_batches_take_less_time() -> None:
+def test_load_keeps_a_tier_whose_batches_take_less_time():
     both = {policy: selector(policy, COSINES, **REDUCED) for policy in ("deadline", "load")}
     for one in both.values():
         one._load._settled = math.inf
@@ -140,7 +132,7 @@ def test_load_keeps_a_tier_whose_batches_take_less_time() -> None:
     assert [choose(one, left=3.0)[0] for one in both.values()] == ["int8", "half"]
 
 
-def test_tiers_are_compared_at_a_size_that_all_of_them_were_measured_at() -> None:
+def test_tiers_are_compared_at_a_size_that_all_of_them_were_measured_at():
     one = selector("deadline")
     one._full.latency.observe(64, 0.5)  # less than 64 times what "half" takes for one element
     assert choose(one, left=0.08, size=64) == ("half", "deadline")
@@ -151,9 +143,7 @@ Known = st.dictionaries(st.sampled_from(("dev", "test")), st.sampled_from((0.7, 
 
 
 @given(st.lists(st.tuples(Seconds, Known), min_size=1, max_size=7), Seconds)
-def test_no_tier_of_the_ladder_is_beaten_and_no_other_one_is_left_out(
-    tiers: list[tuple[float, dict[str, float]]], full: float
-) -> None:
+def test_no_tier_of_the_ladder_is_beaten_and_no_other_one_is_left_out(tiers, full):
     names = [f"tier{number}" for number in range(len(tiers))]
     seconds = {"full": full} | {name: each for name, (each, _) in zip(names, tiers, strict=True)}
     values = {name: known for name, (_, known) in zip(names, tiers, strict=True)}
@@ -175,10 +165,8 @@ def test_no_tier_of_the_ladder_is_beaten_and_no_other_one_is_left_out(
 
 
 @pytest.mark.parametrize(("measured", "tier"), [({}, "half"), ({"half": 0.7, "third": 0.8}, "third")])
-async def test_served_model_leaves_out_the_tier_that_its_measures_and_times_rule_out(
-    tmp_path: Path, measured: Mapping[str, float], tier: str
-) -> None:
-    def write(repository: Path) -> None:
+async def test_served_model_leaves_out_the_tier_that_its_measures_and_times_rule_out(tmp_path, measured, tier):
+    def write(repository):
         measures = [Measure("accuracy", f"dev, tier {name}", value, 100) for name, value in measured.items()]
         write_tiered_bundle(repository / "m", layers={"full": 3, "half": 2, "third": 1}, measures=measures)
 
@@ -193,7 +181,7 @@ async def test_served_model_leaves_out_the_tier_that_its_measures_and_times_rule
         assert (parameters["tier"].string_param, parameters["tier_reason"].string_param) == (tier, "deadline")
 
 
-def test_unknown_and_contradictory_parameters_are_rejected() -> None:
+def test_unknown_and_contradictory_parameters_are_rejected():
     for tier, policy, text in (
         ("huge", None, "'tier' of 'm': got 'huge', expected one of full, half, third, auto. Leave it out for the"),
         ("half", "load", "'tier' of 'm': got 'half', expected auto with the policy load. Name a tier or a policy"),
@@ -205,8 +193,8 @@ def test_unknown_and_contradictory_parameters_are_rejected() -> None:
         assert text in str(caught.value)
 
 
-def test_load_policy_weighs_the_queue_the_deadline_and_the_arrivals() -> None:
-    def chosen(**moment: Any) -> str:
+def test_load_policy_weighs_the_queue_the_deadline_and_the_arrivals():
+    def chosen(**moment):
         return choose(selector("load"), **moment)[0]
 
     # One element in the last second: any tier keeps up, so the next one is enough.
@@ -217,10 +205,10 @@ def test_load_policy_weighs_the_queue_the_deadline_and_the_arrivals() -> None:
     assert choose(selector("load"), fullness=1.0) == ("half", "load")
 
 
-def simulate(level: LoadLevel, rate: float, seconds: float, start: float) -> list[int]:
+def simulate(level, rate, seconds, start):
     """Levels of requests that come evenly to one worker with a queue of 100; those that do not fit are rejected."""
-    levels: list[int] = []
-    waiting: deque[float] = deque()
+    levels = []
+    waiting = deque()
     worked = start
     for index in range(int(rate * seconds)):
         now = start + index / rate
@@ -235,11 +223,11 @@ def simulate(level: LoadLevel, rate: float, seconds: float, start: float) -> lis
     return levels
 
 
-def changes(levels: list[int]) -> int:
+def changes(levels):
     return sum(one != other for one, other in itertools.pairwise(levels))
 
 
-def test_burst_is_met_by_the_tier_that_keeps_up_until_it_is_over() -> None:
+def test_burst_is_met_by_the_tier_that_keeps_up_until_it_is_over():
     level = LoadLevel()
     assert set(simulate(level, rate=50, seconds=10, start=-10)) == {0}
     burst = simulate(level, rate=200, seconds=10, start=0)  # 1.6 times what the full tier can do
@@ -254,18 +242,18 @@ def test_burst_is_met_by_the_tier_that_keeps_up_until_it_is_over() -> None:
 
 @given(rate=st.floats(5, 450), start=st.floats(0, 1e6))
 @settings(deadline=None, max_examples=20)
-def test_constant_load_settles(rate: float, start: float) -> None:
+def test_constant_load_settles(rate, start):
     levels = simulate(LoadLevel(), rate, seconds=15, start=start)
     assert changes(levels) <= len(COSTS) - 1
     assert levels == sorted(levels)  # it never goes up, only to come down again
     assert rate * COSTS[levels[-1]] < 1.1
 
 
-def test_level_steps_at_its_limits() -> None:
+def test_level_steps_at_its_limits():
     """Down above a pressure of 0.5, again once it has settled and not fallen; up below 0.25, after two calm seconds."""
     level = LoadLevel()
 
-    def update(now: float, pressure: float, waiting: float = 0.0) -> int:
+    def update(now, pressure, waiting=0.0):
         return level.update(now, pressure, waiting, (0.01, 0.01, 0.01, 0.01))
 
     down = {0.0: 0.5, 1.0: 0.6, 1.2: 0.9, 1.25: 0.6, 1.45: 0.9, 1.5: 0.59, 1.75: 0.59}
@@ -275,7 +263,7 @@ def test_level_steps_at_its_limits() -> None:
     assert [update(now, 0.2) for now in (12.9, 13.0, 14.9, 15.0, 17.0)] == [3, 2, 2, 1, 0]
 
 
-def test_level_steps_up_only_if_the_fuller_tier_has_room() -> None:
+def test_level_steps_up_only_if_the_fuller_tier_has_room():
     for size, expected in ((69, 0), (70, 1)):
         level = LoadLevel()
         level.level = 1

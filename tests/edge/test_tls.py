@@ -1,15 +1,11 @@
 """TLS and mutual TLS of a server: certificates that it accepts, follows and reports, and secrets that it never logs."""
 
-from __future__ import annotations
-
 import base64
 import socket
 import ssl
 import urllib.request
-from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 
 import grpc
 import psutil
@@ -23,43 +19,43 @@ from tests.support import secured_servers
 from tests.support.commands import fewheads, refusal
 from tests.support.metrics import values
 from tests.support.sample_requests import column, expression, good, triton_input
-from tests.support.secured_servers import HOST, Authority, Secured, bearer, secure_channel, secured_server
+from tests.support.secured_servers import HOST, Authority, bearer, secure_channel, secured_server
 
 DAY = timedelta(days=1)
 
 
 @pytest.fixture(scope="module", params=TRANSPORTS)
-def secured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+def secured(request, tmp_path_factory):
     arguments = ("--log-level=debug", f"--transport={request.param}")
     with secured_server(tmp_path_factory.mktemp("secured"), *arguments, all=["infer", "control", "metrics"]) as secured:
         yield secured
 
 
-def live(secured: Secured, channel: grpc.Channel) -> bool:
+def live(secured, channel):
     stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
     return bool(stub.ServerLive(pb.ServerLiveRequest(), metadata=bearer(secured.tokens["all"]), timeout=10).live)
 
 
-def problems(secured: Secured, channel: grpc.Channel) -> list[str]:
+def problems(secured, channel):
     stub = telemetry_pb2_grpc.TelemetryStub(channel)
     return list(stub.Get(telemetry_pb2.GetRequest(), metadata=bearer(secured.tokens["all"]), timeout=10).problems)
 
 
-def tls_context(secured: Secured, client: tuple[Path, Path] | None) -> ssl.SSLContext:
+def tls_context(secured, client):
     context = ssl.create_default_context(cafile=str(secured.authority.file))
     if client:
         context.load_cert_chain(*client)
     return context
 
 
-def metrics_page(secured: Secured, client: tuple[Path, Path] | None) -> str:
+def metrics_page(secured, client):
     address = f"https://{HOST}:{secured.ready.metrics_port}/metrics"
     request = urllib.request.Request(address, headers={"Authorization": f"Bearer {secured.tokens['all']}"})
     with urllib.request.urlopen(request, timeout=10, context=tls_context(secured, client)) as got:
         return str(got.read().decode())
 
 
-def test_client_with_a_certificate_is_admitted(secured: Secured) -> None:
+def test_client_with_a_certificate_is_admitted(secured):
     with secured.channel() as channel:
         assert live(secured, channel)
     chain, key = map(str, secured.client)
@@ -70,7 +66,7 @@ def test_client_with_a_certificate_is_admitted(secured: Secured) -> None:
     assert "fewheads_build_info" in metrics_page(secured, secured.client)
 
 
-def test_client_without_a_valid_certificate_is_refused(secured: Secured, tmp_path: Path) -> None:
+def test_client_without_a_valid_certificate_is_refused(secured, tmp_path):
     stranger = Authority(tmp_path)
     port = secured.ready.grpc_port
     for channel in (
@@ -90,7 +86,7 @@ def test_client_without_a_valid_certificate_is_refused(secured: Secured, tmp_pat
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_http1_client_gets_no_answer(secured: Secured) -> None:
+def test_http1_client_gets_no_answer(secured):
     context = tls_context(secured, secured.client)
     context.set_alpn_protocols(["http/1.1"])
     with (
@@ -104,7 +100,7 @@ def test_http1_client_gets_no_answer(secured: Secured) -> None:
         assert live(secured, channel)
 
 
-def test_replaced_files_hold_for_new_connections(secured: Secured) -> None:
+def test_replaced_files_hold_for_new_connections(secured):
     """New connections get the new certificate, old ones continue, and an invalid pair changes nothing."""
     chain, key = secured.own
     kept = chain.read_bytes(), key.read_bytes(), secured.authority.file.read_bytes()
@@ -137,7 +133,7 @@ def test_replaced_files_hold_for_new_connections(secured: Secured) -> None:
     assert "the TLS certificate: read again" in secured.log.read_text()
 
 
-def test_doubtful_settings_are_logged_and_wrong_ones_rejected(tmp_path: Path) -> None:
+def test_doubtful_settings_are_logged_and_wrong_ones_rejected(tmp_path):
     now = datetime.now(timezone.utc)
     chain, key = Authority(tmp_path).issue(not_before=now - 9 * DAY, not_after=now - DAY)
     key.chmod(0o644)
@@ -154,7 +150,7 @@ def test_doubtful_settings_are_logged_and_wrong_ones_rejected(tmp_path: Path) ->
     assert f"--tokens {chain} line 1: got something else" in line
 
 
-def response(stub: inference_pb2_grpc.GRPCInferenceServiceStub, request: pb.ModelInferRequest, token: str) -> str:
+def response(stub, request, token):
     """Return the answer or the error of a request, which the library raises for tokens that cannot be sent."""
     try:
         return str(stub.ModelInfer(request, metadata=bearer(token), timeout=10))
@@ -164,7 +160,7 @@ def response(stub: inference_pb2_grpc.GRPCInferenceServiceStub, request: pb.Mode
         return str(error)
 
 
-def test_no_secret_is_logged_or_sent_back(secured: Secured) -> None:
+def test_no_secret_is_logged_or_sent_back(secured):
     wrong = "fewheads_" + base64.urlsafe_b64encode(b"a wrong token").decode()
     with secured.channel() as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -186,7 +182,7 @@ def test_no_secret_is_logged_or_sent_back(secured: Secured) -> None:
         assert secret not in written
 
 
-def test_server_listens_on_loopback_alone(secured: Secured) -> None:
+def test_server_listens_on_loopback_alone(secured):
     connections = psutil.Process(secured.ready.process_id).net_connections()
     listening = {one.laddr for one in connections if one.status == psutil.CONN_LISTEN}
     assert {address.port for address in listening} == {secured.ready.grpc_port, secured.ready.metrics_port}

@@ -1,7 +1,5 @@
 """Bearer tokens: their file, authorization by it, its changes and the command; the rate limit of each client."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -9,7 +7,6 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import msgspec
@@ -29,27 +26,27 @@ TOKEN = "token, expected one of the server's tokens"
 SHAPE = 'expected {"name": "…", "scopes": ["…"], "sha256": "…"}. Make one with `fewheads token NAME --scope SCOPE`.'
 
 
-def digest(number: int) -> str:
+def digest(number):
     return hashlib.sha256(b"%d" % number).hexdigest()
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     return tmp_path / "tokens"
 
 
-def written(file: Path, *lines: object) -> Path:
+def written(file, *lines):
     text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
     file.write_text(text, errors="surrogateescape")
     file.chmod(0o600)
     return file
 
 
-def entry(**changed: Any) -> dict[str, Any]:
+def entry(**changed):
     return {"name": "camera", "scopes": ["infer"], "sha256": digest(0), **changed}
 
 
-def test_file_holds_only_the_hash_of_a_new_token(file: Path) -> None:
+def test_file_holds_only_the_hash_of_a_new_token(file):
     secret, line = new_token("camera", ["infer", "metrics", "infer"])
     assert line == Token("camera", ("infer", "metrics"), hashlib.sha256(secret.encode()).hexdigest())
     assert secret.startswith("fewheads_")
@@ -64,7 +61,7 @@ def test_file_holds_only_the_hash_of_a_new_token(file: Path) -> None:
     assert find_token(read_tokens(file), line.sha256) is None
 
 
-def test_invalid_file_is_rejected_without_quoting_it(file: Path) -> None:
+def test_invalid_file_is_rejected_without_quoting_it(file):
     for lines, message in (
         ((), ": got 0 tokens, expected 1 to 256. Make one with `fewheads token NAME --scope SCOPE`."),
         ([entry(name=f"n{i}", sha256=digest(i)) for i in range(257)], ": got 257 tokens, expected 1 to 256."),
@@ -88,7 +85,7 @@ def test_invalid_file_is_rejected_without_quoting_it(file: Path) -> None:
         assert "secret" not in str(caught.value)
 
 
-def test_file_must_belong_to_the_server_alone(file: Path, tmp_path: Path) -> None:
+def test_file_must_belong_to_the_server_alone(file, tmp_path):
     for mode in (0o620, 0o602):
         written(file, entry()).chmod(mode)
         with pytest.raises(UsageError, match=f"got mode {mode:o}: others may add tokens of their own"):
@@ -103,7 +100,7 @@ def test_file_must_belong_to_the_server_alone(file: Path, tmp_path: Path) -> Non
             read_tokens(tmp_path / name)
 
 
-def test_scopes_decide_which_rpcs_a_token_may_call(file: Path) -> None:
+def test_scopes_decide_which_rpcs_a_token_may_call(file):
     secrets = tokens_file(file, camera=["infer"], grafana=["metrics", "infer"], all=["infer", "control", "metrics"])
     access = Access(file)
     for header in ("Bearer {}", "bearer  {} "):
@@ -122,7 +119,7 @@ def test_scopes_decide_which_rpcs_a_token_may_call(file: Path) -> None:
         assert str(caught.value).startswith(f"{method}: got token {name!r} with the scope {message}")
 
 
-def test_caller_without_a_known_token_is_unauthenticated(file: Path) -> None:
+def test_caller_without_a_known_token_is_unauthenticated(file):
     secret = tokens_file(file, camera=["infer"])["camera"]
     for header, message in (
         *((header, "got nothing, expected a token") for header in (None, "")),
@@ -136,7 +133,7 @@ def test_caller_without_a_known_token_is_unauthenticated(file: Path) -> None:
             assert secret not in str(caught.value)
 
 
-def test_changed_file_takes_effect_and_an_invalid_one_does_not(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_changed_file_takes_effect_and_an_invalid_one_does_not(file, caplog):
     old = tokens_file(file, camera=["infer"])["camera"]
     access = Access(file, check_seconds=0)
     caplog.set_level(logging.INFO)
@@ -154,7 +151,7 @@ def test_changed_file_takes_effect_and_an_invalid_one_does_not(file: Path, caplo
     assert (access.problem, access.authorize(f"Bearer {newest}", INFER)) == ("", "gate")
 
 
-def test_file_is_checked_once_a_second(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_checked_once_a_second(file, monkeypatch):
     now = 5.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     old = tokens_file(file, camera=["infer"])["camera"]
@@ -168,12 +165,11 @@ def test_file_is_checked_once_a_second(file: Path, monkeypatch: pytest.MonkeyPat
         old = new
 
 
-def test_command_prints_the_line_and_the_token(file: Path) -> None:
+def test_command_prints_the_line_and_the_token(file):
     done = fewheads("token", "camera", "--scope", "infer", "--scope", "metrics")
     file.write_text(answer(done))
     file.chmod(0o600)
     found = find_token(read_tokens(file), done.stderr.split()[-1])
-    assert found
     assert (found.name, found.scopes) == ("camera", ("infer", "metrics"))
     made = json.loads(answer(fewheads("token", "camera", "--scope=control", "--json")))
     assert hashlib.sha256(made["token"].encode()).hexdigest() == made["line"]["sha256"]
@@ -193,7 +189,7 @@ def test_command_prints_the_line_and_the_token(file: Path) -> None:
     assert "token name: got 'two words'" in refusal(fewheads("token", "two words", "--scope=infer"), 2)
 
 
-def test_file_of_unknown_size_is_read_up_to_the_limit() -> None:
+def test_file_of_unknown_size_is_read_up_to_the_limit():
     path = Path("/proc/self/status")  # the system reports a size of 0
     data, _ = read_limited("tokens", path, 2**20, "")
     assert data
@@ -201,12 +197,12 @@ def test_file_of_unknown_size_is_read_up_to_the_limit() -> None:
 
 
 @pytest.fixture
-def clock() -> Mock:
+def clock():
     """A clock that tests move by hand: its return value is the time."""
     return Mock(return_value=100.0)
 
 
-def allowed(limit: RateLimit, caller: str, requests: int = 100) -> int:
+def allowed(limit, caller, requests=100):
     refused = limit.refused
     for _ in range(requests):
         with suppress(Overloaded):
@@ -214,12 +210,12 @@ def allowed(limit: RateLimit, caller: str, requests: int = 100) -> int:
     return requests - (limit.refused - refused)
 
 
-def test_option_gives_rate_and_burst() -> None:
+def test_option_gives_rate_and_burst():
     rates = [Rate(0.5, 1), Rate(2.5, 3), Rate(1e6, 1), Rate(1, 10**6)]
     assert [parse_rate(text) for text in ("0.5", "2.5", "1e6:1", "1:1000000")] == rates
 
 
-def test_first_requests_are_allowed_at_any_time(clock: Mock) -> None:
+def test_first_requests_are_allowed_at_any_time(clock):
     for clock.return_value in (seconds / 7 for seconds in range(1, 10_000)):
         assert allowed(RateLimit(Rate(0.01, 1), clock=clock), "a", 1) == 1
 
@@ -228,7 +224,7 @@ FORM = "REQUESTS_PER_SECOND or REQUESTS_PER_SECOND:BURST. For example 50:10."
 RANGE = "more than 0 and at most 1e+06 requests per second, and a burst of 1 to 1e+06. Leave it out for no limit."
 
 
-def test_invalid_option_is_rejected() -> None:
+def test_invalid_option_is_rejected():
     for text, expected in (
         *((text, f"{text!r}, expected {FORM}") for text in ("x", "1:", "1:2.5", "nan")),
         *((text, f"{text}, expected {RANGE}") for text in ("0:1", "nan:1", "1.00001e+06:1", "1:0", "1:1000001")),
@@ -238,7 +234,7 @@ def test_invalid_option_is_rejected() -> None:
         assert str(caught.value) == f"--rate-limit: got {expected}"
 
 
-def test_client_gets_its_burst_and_then_the_rate(clock: Mock) -> None:
+def test_client_gets_its_burst_and_then_the_rate(clock):
     limit = RateLimit(Rate(4, 6), clock=clock)
     assert [allowed(limit, caller) for caller in ("a", "b", "", "a")] == [6, 6, 6, 0]
     for seconds, more in ((0.24, 0), (0.02, 1), (0.5, 2), (60, 6)):
@@ -247,7 +243,7 @@ def test_client_gets_its_burst_and_then_the_rate(clock: Mock) -> None:
     assert limit.refused == 8 * 100 - 27
 
 
-def test_refusal_says_when_there_is_room(clock: Mock) -> None:
+def test_refusal_says_when_there_is_room(clock):
     limit = RateLimit(Rate(4, 2), clock=clock)
     for _ in range(2):
         limit.take("a")
@@ -263,7 +259,7 @@ def test_refusal_says_when_there_is_room(clock: Mock) -> None:
     limit.take("a")
 
 
-def test_changing_addresses_does_not_evade_the_limit(clock: Mock) -> None:
+def test_changing_addresses_does_not_evade_the_limit(clock):
     limit = RateLimit(Rate(1, 2), clock=clock, max_buckets=10)
     assert sum(allowed(limit, f"address {i}", 3) for i in range(100)) == 10 * 2 + 2  # the others share one bucket
     clock.return_value += 1.5
@@ -274,7 +270,7 @@ def test_changing_addresses_does_not_evade_the_limit(clock: Mock) -> None:
     assert MAX_BUCKETS == 1024
 
 
-def test_ipv6_clients_are_networks() -> None:
+def test_ipv6_clients_are_networks():
     addresses = ("127.0.0.1", "::ffff:10.0.0.1", "2001:db8:1:2:3:4:5:6", "fe80::1%eth0", "x:y")
     clients = ["127.0.0.1", "10.0.0.1", "2001:db8:1:2::/64", "fe80::/64", "x:y"]
     assert [client_of(address) for address in addresses] == clients

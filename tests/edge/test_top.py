@@ -1,7 +1,5 @@
 """``fewheads top`` on real servers, as a user sees it."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import json
@@ -15,9 +13,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -32,7 +28,7 @@ from tests.support.models import ORACLE, ORACLE_BUNDLE
 
 
 @contextmanager
-def top(url: str, **streams: Any) -> Iterator[subprocess.Popen[str]]:
+def top(url, **streams):
     command = [sys.executable, "-m", "edge", "top", "--url", url, "--interval", "0.1"]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **streams}
     with subprocess.Popen(command, **streams) as process:
@@ -42,7 +38,7 @@ def top(url: str, **streams: Any) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def interrupted(process: subprocess.Popen[str]) -> str:
+def interrupted(process):
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, error
@@ -50,23 +46,23 @@ def interrupted(process: subprocess.Popen[str]) -> str:
     return error
 
 
-def ask(url: str, times: int) -> None:
+def ask(url, times):
     with Client(url) as client:
         for _ in range(times):
             client.infer(ORACLE, {"expression": text(["1 + 1"])})
 
 
-def cells(line: str) -> list[str]:
+def cells(line):
     return [cell.strip() for cell in line.split("│")[1:-1]]
 
 
-def rendered(reading: pb.Reading) -> str:
+def rendered(reading):
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(view("url", reading, between(None, reading), 120))
     return console.export_text()
 
 
-def test_once_shows_tables_or_json(url: str) -> None:
+def test_once_shows_tables_or_json(url):
     ask(url, 3)
     tables = shown("top", "--url", url, "--once")
     assert "since the start" in tables.splitlines()[0]
@@ -81,7 +77,7 @@ def test_once_shows_tables_or_json(url: str) -> None:
     assert found["answers"] == found["stages"]["request"]["count"] >= 3
 
 
-def test_rising_metrics_have_labels() -> None:
+def test_rising_metrics_have_labels():
     now = pb.Reading(uptime_seconds=2, models=[pb.ModelReading(name="m", version="1", success_count=1)])
     now.models[0].metrics.add(name="fewheads_input_tokens_total", labels={"tier": "full"}, value=6, unit="tokens")
     now.models[0].metrics.add(name="fewheads_nonfinite_answers_total", value=0)
@@ -89,7 +85,7 @@ def test_rising_metrics_have_labels() -> None:
     assert cells(row) == ["m:1", 'fewheads_input_tokens_total{tier="full"}', "6", "3"]
 
 
-def test_energy_and_board_of_a_jetson() -> None:
+def test_energy_and_board_of_a_jetson():
     now = pb.Reading(uptime_seconds=2, models=[pb.ModelReading(name="m", version="1")], idle_power_watts=5.25)
     now.models[0].energy.add(tier="full", joules=8, requests=4, tokens=400)
     now.models[0].energy.add(tier="half", joules=1, requests=2)
@@ -107,7 +103,7 @@ def test_energy_and_board_of_a_jetson() -> None:
         assert [line.removeprefix(label).strip() for line in lines if line.startswith(label)] == [value]
 
 
-def test_pipe_gets_plain_tables(url: str) -> None:
+def test_pipe_gets_plain_tables(url):
     short = fewheads("top", "--url", url, "--interval", "0.01")
     assert (short.returncode, "0.1<=x<=3600" in short.stderr) == (2, True)
     with top(url) as process:
@@ -120,14 +116,14 @@ def test_pipe_gets_plain_tables(url: str) -> None:
         interrupted(process)
 
 
-def _plain(screen: bytes) -> str:
+def _plain(screen):
     """Return the text of a terminal; each view starts on a new line."""
     text = screen.decode(errors="replace")  # may end within a character
     return re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", text.replace("\x1b[H", "\n"))
 
 
 @pytest.mark.parametrize("columns", [40, 140])
-def test_terminal_gets_one_live_view(url: str, columns: int) -> None:
+def test_terminal_gets_one_live_view(url, columns):
     ask(url, 1)
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 200, columns, 0, 0))
@@ -154,7 +150,7 @@ def test_terminal_gets_one_live_view(url: str, columns: int) -> None:
 
 
 @pytest.mark.slow
-def test_silent_server_is_awaited() -> None:
+def test_silent_server_is_awaited():
     # As a board that has lost its power: the connection does not end.
     with (
         running_server([ORACLE_BUNDLE]) as ready,
@@ -170,6 +166,6 @@ def test_silent_server_is_awaited() -> None:
         assert (process.stderr.readline(), interrupted(process)) == ("the server is back\n", "")
 
 
-def test_duration_has_two_units() -> None:
+def test_duration_has_two_units():
     found = [duration(seconds) for seconds in (0, 59.9, 60, 3599, 3600, 90061, 1e7)]
     assert found == ["0 s", "59 s", "1 min 0 s", "59 min 59 s", "1 h 0 min", "1 d 1 h", "115 d 17 h"]

@@ -1,10 +1,7 @@
 """Traces of requests at a collector."""
 
-from __future__ import annotations
-
 import time
 from concurrent import futures
-from pathlib import Path
 
 import grpc
 import numpy as np
@@ -25,8 +22,8 @@ STAGES = ["compute_input", "queue", "compute_infer", "compute_output"]
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    def __init__(self) -> None:
-        self.spans: list = []
+    def __init__(self):
+        self.spans = []
 
     def Export(self, request, context):
         for resource in request.resource_spans:
@@ -36,11 +33,11 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return otlp.ExportTraceServiceResponse()
 
 
-def row(length: int) -> triton.InferInput:
+def row(length):
     return triton_input("x", np.ones((1, length), np.float32))
 
 
-def test_spans_of_requests(bundles: list[Path]) -> None:
+def test_spans_of_requests(bundles):
     received, server = Collector(), grpc.server(futures.ThreadPoolExecutor(1))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(received, server)
     endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -76,14 +73,14 @@ def test_spans_of_requests(bundles: list[Path]) -> None:
     assert len(received.spans) == 2 + len(STAGES)
 
 
-def test_only_the_trace_context_of_a_call_is_kept() -> None:
+def test_only_the_trace_context_of_a_call_is_kept():
     carry([("traceparent", "a"), ("authorization", "Bearer b"), ("tracestate", b"c")])
     assert CARRIER.get() == {"traceparent": "a"}
     carry([("authorization", "Bearer b")])
     assert CARRIER.get() is None
 
 
-def test_requests_do_not_need_the_collector(bundles: list[Path]) -> None:
+def test_requests_do_not_need_the_collector(bundles):
     arguments = ["--trace-endpoint", "http://127.0.0.1:1", "--trace-ratio", "0.5"]
     with (
         running_server(bundles[-1:], arguments=arguments) as ready,

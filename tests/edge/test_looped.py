@@ -1,21 +1,26 @@
-"""Partial answers over ModelStreamInfer, with stock clients on every transport."""
+"""Looped models: partial answers over ModelStreamInfer on every transport, and the commands."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+import json
+import shutil
 from queue import Queue
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import grpc
+import msgspec
+import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
+from edge.bundles import rules
 from edge.client import Client, InferRequest, InferResult
-from edge.errors import UsageError
+from edge.errors import BundleError, InvalidRequest, UsageError
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
-from edge.server import Ready
+from edge.programs.tier_program import load_tier
+from edge.repository.model import Model
+from tests.support.commands import fewheads, mistake, shown
+from tests.support.jobs import prepared
 from tests.support.loop_model import ENDLESS, MOST_LOOPS, NAME, array_of, loop_request, prompt, write_halving_bundle
 from tests.support.metrics import is_at_rest, wait_until
 from tests.support.models import ORACLE_BUNDLE
@@ -29,7 +34,7 @@ MANY = 6_000
 
 
 @pytest.fixture(scope="module")
-def loops(tmp_path_factory: pytest.TempPathFactory, transport: str) -> Iterator[Ready]:
+def loops(tmp_path_factory, transport):
     bundle = write_halving_bundle(tmp_path_factory.mktemp("loop") / NAME)
     arguments = [f"--transport={transport}", "--instances=1", "--allow-shared-memory"]
     with running_server([bundle.path, ORACLE_BUNDLE], arguments=arguments) as ready:
@@ -37,7 +42,7 @@ def loops(tmp_path_factory: pytest.TempPathFactory, transport: str) -> Iterator[
 
 
 @pytest.fixture
-def channel(loops: Ready) -> Iterator[grpc.Channel]:
+def channel(loops):
     #: A client that grants the server little more than what it reads.
     window = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64 * 1024))
     with grpc.insecure_channel(f"127.0.0.1:{loops.grpc_port}", window) as channel:
@@ -51,22 +56,22 @@ class Part(NamedTuple):
     stopped: str
 
 
-def part_of(message: pb.ModelStreamInferResponse) -> Part:
+def part_of(message):
     assert not message.error_message
     return read(message.infer_response)
 
 
-def read(response: Any) -> Part:
+def read(response):
     final, stopped = (response.parameters[name] for name in ("triton_final_response", "stopped"))
     return Part(response.id, array_of(response, "loops").tolist(), final.bool_param, stopped.string_param)
 
 
-def streamed(*values: float, **parameters: Any) -> pb.ModelInferRequest:
+def streamed(*values, **parameters):
     return loop_request(*values, stream_partial=True, **parameters)
 
 
-def test_stock_client_gets_the_prediction_after_each_loop(loops: Ready) -> None:
-    answers: Queue[tuple[Any, Any]] = Queue()
+def test_stock_client_gets_the_prediction_after_each_loop(loops):
+    answers = Queue()
     limits = {"stream_partial": True, "max_loops": 6, "tolerance": 1 / 16}
     with triton.InferenceServerClient(f"127.0.0.1:{loops.grpc_port}") as client:
         client.start_stream(lambda result, error: answers.put((result, error)))
@@ -85,7 +90,7 @@ def test_stock_client_gets_the_prediction_after_each_loop(loops: Ready) -> None:
     assert [(part.id, part.final, part.stopped) for part in parts] == [("7", False, "")] * 5 + [("7", True, "budget")]
 
 
-def test_slow_client_misses_partial_answers_and_delays_nobody(loops: Ready, channel: grpc.Channel) -> None:
+def test_slow_client_misses_partial_answers_and_delays_nobody(loops, channel):
     sender, stub = Sender(), Stub(channel)
     stream, before = stub.ModelStreamInfer(iter(sender)), answered(stub)
     sender.queue.put(streamed(ENDLESS, max_loops=MANY))
@@ -102,14 +107,14 @@ def test_slow_client_misses_partial_answers_and_delays_nobody(loops: Ready, chan
     assert parts[-2] > MANY - 20  # the latest ones are kept, not the first
 
 
-def answered(stub: Stub) -> int:
+def answered(stub):
     """Return how many requests the model has answered, while those of another model are answered, too."""
     assert stub.ModelInfer(expression(b"1 + 2"), timeout=20).raw_output_contents
     (statistics,) = stub.ModelStatistics(pb.ModelStatisticsRequest(name=NAME)).model_stats
     return int(statistics.inference_stats.success.count)
 
 
-def test_requests_of_one_stream_answer_as_they_go(loops: Ready, channel: grpc.Channel) -> None:
+def test_requests_of_one_stream_answer_as_they_go(loops, channel):
     sender = Sender()
     stream = Stub(channel).ModelStreamInfer(iter(sender))
     requests = {
@@ -121,7 +126,7 @@ def test_requests_of_one_stream_answer_as_they_go(loops: Ready, channel: grpc.Ch
     for name, request in requests.items():
         request.id = name
         sender.queue.put(request)
-    finals: list[str] = []
+    finals = []
     while len(finals) < 3:
         part = part_of(next(stream))
         finals += [part.id] if part.final else []
@@ -132,7 +137,7 @@ def test_requests_of_one_stream_answer_as_they_go(loops: Ready, channel: grpc.Ch
     assert wait_until(lambda: is_at_rest(loops))
 
 
-def test_our_client_gets_partial_answers(loops: Ready) -> None:
+def test_our_client_gets_partial_answers(loops):
     inputs = {"xs": prompt(1)}
     requests = [
         InferRequest(NAME, inputs, request_id="whole"),
@@ -151,7 +156,7 @@ def test_our_client_gets_partial_answers(loops: Ready) -> None:
     assert all(answer.round_trip_ns > 0 for answer in answers)
 
 
-def test_stream_ends_in_time_with_the_latest_prediction(channel: grpc.Channel) -> None:
+def test_stream_ends_in_time_with_the_latest_prediction(channel):
     request = streamed(ENDLESS, max_loops=MOST_LOOPS, policy="deadline", timeout=500_000)
     *parts, last = [part_of(message) for message in Stub(channel).ModelStreamInfer(iter([request]))]
     assert (last.final, last.stopped) == (True, "deadline")
@@ -160,7 +165,7 @@ def test_stream_ends_in_time_with_the_latest_prediction(channel: grpc.Channel) -
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_cancelled_stream_frees_its_rows_at_once(loops: Ready, channel: grpc.Channel, reads: bool) -> None:
+def test_cancelled_stream_frees_its_rows_at_once(loops, channel, reads):
     stub, sender = Stub(channel), Sender()
     beside = stub.ModelInfer.future(loop_request(ENDLESS, max_loops=MANY))
     stream = stub.ModelStreamInfer(iter(sender))
@@ -178,7 +183,7 @@ def test_cancelled_stream_frees_its_rows_at_once(loops: Ready, channel: grpc.Cha
     assert wait_until(lambda: is_at_rest(loops))
 
 
-def test_what_cannot_be_streamed_is_an_invalid_argument(loops: Ready, channel: grpc.Channel) -> None:
+def test_what_cannot_be_streamed_is_an_invalid_argument(loops, channel):
     stub = Stub(channel)
     with pytest.raises(grpc.RpcError) as caught:
         stub.ModelInfer(streamed(1))
@@ -193,11 +198,11 @@ def test_what_cannot_be_streamed_is_an_invalid_argument(loops: Ready, channel: g
     assert is_at_rest(loops)
 
 
-def test_a_failing_request_of_a_stream_fails_alone(loops: Ready, channel: grpc.Channel) -> None:
+def test_a_failing_request_of_a_stream_fails_alone(loops, channel):
     requests = [streamed(1, max_loops=3), streamed(float("nan")), streamed(6.0), streamed(2, max_loops=2)]
     for number, request in enumerate(requests):
         request.id = str(number)
-    finals: dict[str, Any] = {}
+    finals = {}
     for message in Stub(channel).ModelStreamInfer(iter(requests)):
         if message.infer_response.parameters["triton_final_response"].bool_param:
             finals[message.infer_response.id] = message
@@ -205,3 +210,118 @@ def test_a_failing_request_of_a_stream_fails_alone(loops: Ready, channel: grpc.C
     assert "finite" in finals["1"].error_message
     assert "step" in finals["2"].error_message or "runtime" in finals["2"].error_message
     assert wait_until(lambda: is_at_rest(loops))
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    return write_halving_bundle(tmp_path_factory.mktemp("loop") / NAME)
+
+
+@pytest.fixture(scope="module")
+def looped_url(bundle, tmp_path_factory):
+    with running_server([bundle.path], cache=tmp_path_factory.mktemp("cache")) as ready:
+        yield f"127.0.0.1:{ready.grpc_port}"
+
+
+def found(*arguments):
+    return json.loads(shown(*arguments, "--json"))
+
+
+def test_infer_sends_a_file_with_limits_or_says_what_is_wrong_with_it(looped_url, tmp_path):
+    file, archive, wrong = tmp_path / "prompts.json", tmp_path / "prompts.npz", tmp_path / "prompt.json"
+    file.write_text(json.dumps({"xs": prompt(1, 2, ENDLESS).tolist()}))
+    wrong.write_text('{"xy": [[[1]]]}')
+    np.savez(archive, xs=prompt(1))
+    infer = ("infer", NAME, "--url", looped_url)
+    for options, loops, stopped in (
+        ((f"--input=@{file}", "--max-loops=3"), [3, 3, 3], "budget"),
+        ((f"--input=@{archive}", "--tolerance=0.5"), [1], "tolerance"),
+    ):
+        answer = found(*infer, *options)
+        assert ([row[0] for row in answer["outputs"]["loops"]], answer["stopped"]) == (loops, stopped)
+    assert "stopped by its budget" in shown(*infer, f"--input=@{file}")
+    for tensor, message in (
+        ("xs=[[1],[2]]", "got the shape [2, 1], expected [-1, -1, 1]. The first dimension is that of the rows"),
+        ("xs=[[[1, 2]]]", "got the shape [1, 1, 2], expected [-1, -1, 1]. The model's metadata"),
+        (f"@{wrong}", "got 'xy', expected tensors of ['xs']"),
+        (f"@{tmp_path / 'none.json'}", "No such file"),
+    ):
+        assert message in mistake(*infer, "--input", tensor)
+
+
+def test_bench_measures_the_loops_of_its_limits(bundle, looped_url):
+    bench = ("bench", bundle.path, "--url", looped_url, "--requests", 20)
+    for options, loops in (((), 4), (("--max-loops", 3), 3), (("--tolerance", 0.5, "--rows", 2), 1)):
+        (report,) = found(*bench, *options)
+        assert (report["in_process"]["loops"], report["served"]["loops"]) == (loops, loops)
+
+
+def test_load_has_the_loops_of_its_limits(bundle, looped_url):
+    report = found(
+        *("bench", bundle.path, "--url", looped_url, "--rate", 100, "--arrivals", "constant", "--seconds", 0.3),
+        *("--warm-up", 0, "--tolerance", 0.25, "--max-loops", 9),
+    )
+    assert [(name, group["requests"], group["loops"]) for name, group in report["groups"].items()] == [("all", 30, 2)]
+
+
+def test_profile_times_files_and_loops(bundle, tmp_path):
+    out = tmp_path / "times.json"
+    times = found("profile", bundle.path, "--calls", 3, "--target", "onnxruntime", "--cache", tmp_path, "--out", out)
+    assert json.loads(out.read_bytes()) == times
+    assert [(file["role"], file["rows"]) for file in times["files"]] == [
+        (role, rows) for rows in (1, 4) for role in ("embed", "step")
+    ]
+    assert all(file["milliseconds"] > 0 for file in times["files"])
+    assert [(loop["rows"], loop["golden_loops"]) for loop in times["loops"]] == [(1, 4), (4, 4)]
+    profile = ("profile", bundle.path, "--calls", 3, "--cache", tmp_path)
+    assert "this takes minutes" in fewheads(*profile, "--json").stderr
+    assert "got a file, expected a free path" in mistake(*profile, "--out", out)
+    assert "--lengths: got (8,), expected none with a bundle" in mistake(*profile, "--lengths", 8)
+    assert "--out: expected a file for the table" in mistake("profile", tmp_path)
+
+
+def test_profile_times_one_loop_of_those_that_are_computed_at_once(tmp_path):
+    grouped = write_halving_bundle(tmp_path / NAME, check_every=16)
+    times = found("profile", grouped.path, "--calls", 21, "--target", "onnxruntime", "--cache", tmp_path)
+    steps = [file["milliseconds"] for file in times["files"] if file["role"] == "step"]
+    for loop, step in zip(times["loops"], steps, strict=True):
+        assert step / 10 < loop["milliseconds"] < 4 * step  # a group of 16 is none, or 16 times as long
+
+
+def test_on_device_measures_loops(bundle, tmp_path):
+    quick = ("--requests=10", "--rounds=2", "--idle-gaps=0.01", "--idle-requests=1", "--target=onnxruntime")
+    record = found("bench", "--on-device", bundle.path, *quick, "--cache", tmp_path)
+    assert {(one["rows"], one["where"], one["loops"]) for one in record["series"]} == {
+        (rows, where, 4) for rows in (1, 4) for where in ("in process", "served")
+    }
+
+
+def test_info_build_and_doctor_name_the_roles(bundle, tmp_path):
+    text = shown("info", bundle.path)
+    assert "step until residual is at most 0.1 (tolerance) or 20 loops are done (max_loops)" in text
+    text = shown("build", bundle.path, "--target", "onnxruntime", "--cache", tmp_path)
+    assert all(f"{NAME} 1 (full {role})" in text for role in ("embed", "step"))
+    checks = {check["name"]: check for check in found("doctor", bundle.path)["checks"]}
+    assert all(checks[f"{NAME} full {role}"]["status"] == "ok" for role in ("embed", "step"))
+    broken = shutil.copytree(bundle.path, tmp_path / "broken")
+    (broken / "step.onnx").write_bytes(b"broken")
+    done = fewheads("doctor", broken, "--json")
+    assert done.returncode == 1
+    (check,) = [check for check in json.loads(done.stdout)["checks"] if check["name"].startswith("broken")]
+    assert (check["status"], "step.onnx" in check["found"]) == ("failed", True)
+
+
+def test_a_prompt_has_one_point_more_than_values(bundle, tmp_path):
+    manifest = bundle.manifest
+    for points, values in (("xs", None), ("xs", "zz"), ("xs", "xs")):
+        program = msgspec.structs.replace(manifest.program, points=points, values=values)
+        with pytest.raises(BundleError, match=r"loop points and values: got .*, expected two of \['xs'\], or neither"):
+            rules.check(msgspec.structs.replace(manifest, program=program), "m")
+    paired = write_halving_bundle(tmp_path / "paired", values=True)
+    program = load_tier(paired, "onnxruntime", tmp_path)
+    model = Model(paired, {("full", role): loaded for role, loaded in program.files.items()})
+    good = {"xs": prompt(1, tokens=3), "ys": np.ones((1, 2), np.float32)}
+    assert prepared(model, good)[0] == 1
+    with pytest.raises(InvalidRequest, match=r"'xs' and 'ys' of 'halving': got 4 points and 2 values, expected one"):
+        prepared(model, {**good, "xs": prompt(1, tokens=4)})
+    program.close()
