@@ -14,7 +14,7 @@ from edge import __version__
 from edge.__main__ import GROUPS, grouped
 from export.estimate import document
 from export.estimate.measurements import published
-from export.estimate.predictions import read_predictions
+from export.estimate.predictions import read_latencies
 from export.estimate.roofline import ERRORS
 from export.models.transformer import LayerShape
 from export.papers.backward import tables as backward_tables
@@ -206,7 +206,7 @@ def test_the_errors_of_predictions_are_those_of_the_fit():
 
 
 def test_the_predictions_of_layers_are_those_of_today():
-    record = read_predictions(reduce_tables.PREDICTED)
+    record = read_latencies(reduce_tables.PREDICTED)
     assert record == reduce_tables.predicted(), "python -m export.reduce.tables writes them anew"
 
 

@@ -89,7 +89,9 @@ _DEVICE_OPTIONS = (
 @partial(added, (*_LOAD_OPTIONS, *_DEVICE_OPTIONS))
 @json_option
 def bench(bundles: tuple[Path, ...], as_json: bool, **options: Any) -> None:
-    """Time each BUNDLE in process and through a server, in turns, and show the ratio.
+    """Time each BUNDLE in process and through a server, in turns.
+
+    The report has the ratio of both times.
 
     With --rate, send requests to all of them in an open loop instead: at times that do not depend on responses, with
     latency counted from when each request was due, and a report of how every request ended.

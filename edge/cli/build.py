@@ -48,7 +48,9 @@ def build(
     as_json: bool,
     **limits: Any,
 ) -> None:
-    """Build every tier of each BUNDLE for a runtime, check it against its golden set, and put it into the cache.
+    """Build each BUNDLE for a runtime, check it, and cache it.
+
+    Every tier is checked against the golden set of its bundle.
 
     TensorRT-RTX compiles for a desktop GPU that this machine need not have. That shows whether a model compiles, and
     whether its attention becomes one kernel.

@@ -76,9 +76,10 @@ class Check(msgspec.Struct, frozen=True):
 @json_option
 @click.pass_context
 def doctor(context: click.Context, bundles: tuple[Path, ...], target: str, cache: Path | None, as_json: bool) -> None:
-    """Check Python, packages, board, container, runtimes, memory, cache and ports; exit with 1 if a check fails.
+    """Check what the program needs; exit with 1 if a check fails.
 
-    Of each BUNDLE, also load every file, and compare it with its golden outputs.
+    That is Python, packages, board, container, runtimes, memory, cache and ports. Of each BUNDLE, also load every
+    file, and compare it with its golden outputs.
     """
     board = read_board()
     checks = [

@@ -182,7 +182,10 @@ def infer(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Send TEXT, pairs of texts, images, or tensors to MODEL, and show the outputs and the time of each stage."""
+    """Send a request to MODEL, and show its outputs and times.
+
+    A request has TEXT, pairs of texts, images, or tensors. The times are those of each stage.
+    """
     from edge.client import Client, InferRequest
 
     if stream and as_json:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def info(
     bundles: tuple[Path, ...], url: str | None, schema: bool, credentials: Credentials | None, as_json: bool
 ) -> None:
-    """Check BUNDLEs and show their contents; or show the models of the server at --url.
+    """Check and show BUNDLEs, or the models of the server at --url.
 
     On a server with tokens, the models need a token of any scope, latency and memory one of the scope `metrics`.
     """

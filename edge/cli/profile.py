@@ -40,10 +40,10 @@ def parse_lengths(context: click.Context, parameter: click.Parameter, value: str
 @click.option("--replace", is_flag=True, help="Replace a table with another key at --out.")
 @json_option
 def profile(directory: Path, out: Path | None, as_json: bool, **options: Any) -> None:
-    """Build and time every layer of SHAPES, which `fewheads shapes` wrote, and write a latency table.
+    """Time every layer of SHAPES, and write a latency table.
 
-    Each layer is timed in turns with the dense one. `fewheads reduce --latency-table` plans with the table, which is
-    valid for this device, power mode, runtime and precision only.
+    `fewheads shapes` writes SHAPES. Each layer is built, and timed in turns with the dense one. `fewheads reduce
+    --latency-table` plans with the table, which is valid for this device, power mode, runtime and precision only.
 
     Of a BUNDLE, show the time of each file with one row and with the most rows, and of a looped model also that of one
     loop.

@@ -71,7 +71,7 @@ def _complete(words: tuple[str, ...], context: click.Context, parameter: click.P
 @click.option("--no-metrics", is_flag=True, help="Serve neither Prometheus metrics nor the live page.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON on stdout instead of text on stderr.")
 def serve(metrics_port: int, no_metrics: bool, as_json: bool, **options: Any) -> None:
-    """Serve every bundle in REPOSITORY over gRPC until SIGTERM or Ctrl-C.
+    """Serve bundles of REPOSITORY over gRPC until SIGTERM or Ctrl-C.
 
     With --json, one line on stdout has the ports, transport and models as soon as the server accepts requests.
     """

@@ -35,7 +35,9 @@ _PATIENCE_SECONDS = 5.0
 @connection_options
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON for each reading instead of tables.")
 def top(url: str, interval: float, once: bool, credentials: Credentials | None, as_json: bool) -> None:
-    """Show throughput, latency, tiers, queue, memory and sensors of the server at --url until Ctrl-C.
+    """Show throughput, latency and sensors of a server until Ctrl-C.
+
+    The view also has the tiers, queue and memory of the server at --url.
 
     Rates and percentiles cover the last five seconds, or the last interval if that is longer. A terminal shows one view
     that is updated; a pipe or file gets plain tables. If the server goes away, the command waits for it.

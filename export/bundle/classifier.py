@@ -17,7 +17,6 @@ from edge.errors import Raw, UsageError
 from export.bundle.accuracy import in_tier, int8_measures
 from export.bundle.clients import (
     GOLDEN_ROWS,
-    MAX_BATCH_SIZE,
     ClientInputs,
     image_inputs,
     profiles_of,
@@ -43,6 +42,7 @@ from export.models.convert import golden_of
 from export.models.heads import Head, tensors_of
 from export.quantize.calibration import CALIBRATION_ROWS
 from export.quantize.training import trained_ranges
+from export.training.points import MAX_BATCH_SIZE
 from export.training.provenance import provenance
 
 _TEXTS = ("text", "text_pair")

@@ -19,8 +19,6 @@ from export.finetune.models import Architecture
 from export.quantize.ranges import Feeds
 from export.training.runs import TOKENIZER
 
-#: Rows of a run, and of the golden set.
-MAX_BATCH_SIZE = 32
 GOLDEN_ROWS = 32
 IDS, MASK, SEGMENTS, OFFSETS = "input_ids", "attention_mask", "token_type_ids", "token_offsets"
 #: Their names in :attr:`export.data.tokens.Batch.named`, and of the offsets, which a graph reads and returns.

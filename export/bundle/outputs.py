@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from edge.bench.profile import SHAPES_NAME
 from edge.bundles.fields import ModelName
 from edge.bundles.manifest import MANIFEST_NAME
 from edge.errors import Raw, UsageError
@@ -30,6 +31,12 @@ def check_run(option: str, path: Path, inputs: Inputs, *, replace: bool, way_out
             holds something that is not a run.
     """
     _check_directory(option, path, inputs, is_run, "run", replace, way_out)
+
+
+def check_shapes(option: str, path: Path, inputs: Inputs, *, replace: bool) -> None:
+    """Check the path of a new directory of layer shapes; arguments and errors as :func:`check_run`."""
+    what, way_out = "directory of shapes", f"another {option}"
+    _check_directory(option, path, inputs, lambda path: (path / SHAPES_NAME).is_file(), what, replace, way_out)
 
 
 def check_bundle(path: Path, inputs: Inputs, *, replace: bool) -> None:

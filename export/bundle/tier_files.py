@@ -128,9 +128,13 @@ def _static(plain: bytes, ranges: Mapping[str, InputRange], golden: Golden, name
     )
     tolerance = rounding_tolerance(own, compare(other.outputs, own, _NONE))
     artifact = Artifact(
-        file=file, runtime="tensorrt", precision="int8", opset=INT8_OPSET, tolerance=tolerance,
+        file=file,
+        runtime="tensorrt",
+        precision="int8",
+        opset=INT8_OPSET,
+        tolerance=tolerance,
         golden=f"{name}.golden.npz",
-    )  # fmt: skip
+    )
     return ExportedArtifact(artifact, data, difference, own)
 
 

@@ -16,6 +16,7 @@ from export.bundle.exported import print_exported
 from export.bundle.outputs import check_bundle, check_name, check_run, check_workspace
 from export.generate.formats import source_of
 from export.generate.options import RATE, data_option, files_of, language_seed_option, limit_option
+from export.papers.experiment import SETTINGS
 from export.report.table import print_measures
 from export.training.loading import loading_torch
 from export.training.options import (
@@ -76,11 +77,11 @@ def head(
     replace: bool,
     as_json: bool,
 ) -> None:
-    """Train a head of backward attention on BACKBONE, a language model that stays as it is.
+    """Train a head of backward attention on a language model.
 
-    BACKBONE is a directory of `fewheads language train`, or a model of GPT-2, Gemma, Llama, Mistral or Qwen2 type from
-    Hugging Face. A tenth of the data, 512 examples at most, is held out, chooses the best pass, and measures model and
-    head together.
+    BACKBONE, which stays as it is, is a directory of `fewheads language train`, or a model of GPT-2, Gemma, Llama,
+    Mistral or Qwen2 type from Hugging Face. A tenth of the data, 512 examples at most, is held out, chooses the best
+    pass, and measures model and head together.
     """
     sources = [source_of(text) for text in data]
     runs = {one: out.parent / run for one, run in seeded(out.name, seed, seeds).items()}
@@ -122,9 +123,10 @@ def head(
 def export_head(
     run: Path, backbone: Path, base: Path, name: str, repository: Path, version: int, replace: bool, as_json: bool
 ) -> None:
-    """Export a head in RUN, of `fewheads language head`, to a bundle of its own.
+    """Export a head to a bundle of its own.
 
-    A server that has loaded it and its base applies it to requests to the base that name it as `head`.
+    RUN is one of `fewheads language head`. A server that has loaded it and its base applies it to requests to the base
+    that name it as `head`.
     """
     read = {"RUN": run, "--backbone": backbone, "--base": base}
     check_bundle(repository / f"{check_name('--name', name)}-{version}", read, replace=replace)
@@ -172,13 +174,14 @@ def compare(
     device: DeviceName,
     as_json: bool,
 ) -> None:
-    """Compare a head of backward attention on BACKBONE, which stays as it is, with simpler ways to improve it.
+    """Compare a head of backward attention with simpler methods.
 
-    On each task, every way gets the same training data and a learning rate chosen on a hold-out, and is scored once on
-    the test split. Writes records.jsonl, a line after each training, and report.md.
+    They improve BACKBONE, a language model. On each task, every way gets the same training data and a learning rate
+    chosen on a hold-out, and is scored once on the test split. Writes records.jsonl, a line after each training, and
+    report.md.
     """
     inputs = {"BACKBONE": backbone, **{f"--data {path}": path.parent for path in data}}
-    check_workspace("--out", out, inputs, settings="settings.json")
+    check_workspace("--out", out, inputs, settings=SETTINGS)
     names = [path.name for path in data]
     if len({*names}) < len(names):
         fix = "Give each module once."
@@ -245,14 +248,14 @@ def mismatch(
     device: DeviceName,
     as_json: bool,
 ) -> None:
-    """Find what a fine-tuned model loses between the accuracy in its training and that in use (paper 000).
+    """Find what a fine-tuned model loses in use (paper 000).
 
     Trains LoRA adapters on BACKBONE in FP32 and rounded to NF4. Each is scored on the base of its training and merged
     into the FP32 base, with the begin token once and twice, teacher-forced and written freely. Writes records.jsonl, a
     line after each training, and report.md.
     """
     sources, splits = [source_of(text) for text in data], [source_of(text) for text in tests]
-    check_workspace("--out", out, {"BACKBONE": backbone, **files_of([*sources, *splits])}, settings="settings.json")
+    check_workspace("--out", out, {"BACKBONE": backbone, **files_of([*sources, *splits])}, settings=SETTINGS)
     with loading_torch("loading torch, model and data"):
         from export.generate.formats import read_source
         from export.generate.model import Base

@@ -11,6 +11,7 @@ from edge.errors import Raw, UsageError
 from export.bundle.outputs import check_workspace
 from export.papers.calculator.specs import NAMES
 from export.papers.calculator.stack import NAMES as STACK_NAMES
+from export.papers.experiment import SETTINGS
 from export.training.loading import loading_torch
 from export.training.options import DIRECTORY, out_option, plots_option
 from export.training.runs import read_config
@@ -31,7 +32,7 @@ def compare(runs: tuple[Path, ...], plots: bool, out: Path, as_json: bool) -> No
 
     Runs of one model and training are its seeds. `fewheads bench` measures what an answer costs.
     """
-    check_workspace("--out", out, {f"RUN {run}": run for run in runs}, settings="settings.json")
+    check_workspace("--out", out, {f"RUN {run}": run for run in runs}, settings=SETTINGS)
     known: dict[object, Path] = {}
     for run in runs:
         config = read_config(run)

@@ -48,10 +48,11 @@ def compare(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Compare ways to save attention, as paper 002 does, from a fine-tuned RUN.
+    """Compare ways to save attention, as paper 002 does.
 
-    Each gets the same training. Accuracy is measured on dev, and speed on ONNX Runtime, in turns with the dense model:
-    with smaller matrices if possible, else with all scorers and masks. Nothing else should run meanwhile.
+    All start from a fine-tuned RUN, and each gets the same training. Accuracy is measured on dev, and speed on ONNX
+    Runtime, in turns with the dense model: with smaller matrices if possible, else with all scorers and masks. Nothing
+    else should run meanwhile.
     """
     config = recorded(run)
     data_dir = labelled_data(config, data_dir)

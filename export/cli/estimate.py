@@ -14,7 +14,7 @@ from export.estimate.roofline import Regime
 from export.training.options import DIRECTORY
 
 if TYPE_CHECKING:
-    from export.estimate.estimate import Estimate
+    from export.estimate.estimate import BundleEstimate
 
 #: What a row's time depends on most, for people.
 _NAMES: dict[Regime, str] = {
@@ -45,7 +45,7 @@ def estimate(
     loops: float | None,
     as_json: bool,
 ) -> None:
-    """Predict the latency of each tier of BUNDLE on a Jetson Orin Nano, without one.
+    """Predict latencies of BUNDLE's tiers on a Jetson Orin Nano.
 
     None of the output was measured on an Orin. `fewheads profile` and `fewheads bench` measure on the board.
     """
@@ -68,7 +68,7 @@ def estimate(
         _print(estimated)
 
 
-def _print(result: Estimate) -> None:
+def _print(result: BundleEstimate) -> None:
     parts = ["part"] if any(row.part for row in result.rows) else []
     columns = (
         "tier",

@@ -11,7 +11,7 @@ import click
 from edge.cli.output import json_option
 from edge.errors import UsageError
 from export.bundle.exported import RUNTIMES, print_exported
-from export.bundle.targets import Kind, Target, targets_of
+from export.bundle.new_bundles import Kind, NewBundle, new_bundles
 from export.papers import looped
 from export.papers.calculator.specs import NAMES as SUMMING
 from export.papers.calculator.stack import STACK
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
     from export.bundle.exportable import Exportable
 
 
-def _sums(target: Target) -> Exportable:
+def _sums(target: NewBundle) -> Exportable:
     from export.papers.calculator.bundle import SumCalculator
 
     return SumCalculator(target.runs[0])
 
 
-def _stack(target: Target) -> Exportable:
+def _stack(target: NewBundle) -> Exportable:
     from export.papers.calculator.bundle import StackCalculator
 
     return StackCalculator(target.runs[0])
 
 
-def _looped(target: Target) -> Exportable:
+def _looped(target: NewBundle) -> Exportable:
     from export.papers.looped.bundle import LoopedRuns
 
     return LoopedRuns(target.runs, target.tiers, target.artifacts)
 
 
-def _classifiers(target: Target) -> Exportable:
+def _classifiers(target: NewBundle) -> Exportable:
     from export.bundle.classifier import Classifiers
 
     return Classifiers(target.runs, target.name, target.data, target.tiers, target.artifacts)
@@ -106,7 +106,7 @@ def export(
     replace: bool,
     as_json: bool,
 ) -> None:
-    """Convert runs to ONNX, check them against torch, and write them as bundles.
+    """Export runs as bundles of ONNX files, checked against torch.
 
     Each calculator becomes a bundle, and looped runs of one function class, the full model first, become the tiers of
     one. Runs of `fewheads finetune`, `import` and `reduce`, the full model first, become the tiers of one bundle, NAME;
@@ -117,10 +117,18 @@ def export(
     if file is not None:
         fix = f"Make a bundle of an ONNX file with 'fewheads pack {file} --name NAME --repository {repository}'."
         raise UsageError("RUN_DIR", given=str(file), expected="run directories", fix=fix)
-    targets = targets_of(
-        runs, lambda config: KINDS.get(config.model, CLASSIFIERS), repository, version=version, replace=replace,
-        name=name, tiers=tiers, artifacts=artifacts, data_dir=data_dir, data=data,
-    )  # fmt: skip
+    targets = new_bundles(
+        runs,
+        lambda config: KINDS.get(config.model, CLASSIFIERS),
+        repository,
+        version=version,
+        replace=replace,
+        name=name,
+        tiers=tiers,
+        artifacts=artifacts,
+        data_dir=data_dir,
+        data=data,
+    )
     with loading_torch():
         from export.bundle.exportable import export_bundle
 

@@ -60,7 +60,7 @@ class _TaskName(click.Choice[str]):
 
 
 @click.command()
-@click.argument("task", required=False, type=_TaskName(NAMES, case_sensitive=False))
+@click.argument("task", metavar="[TASK]", required=False, type=_TaskName(NAMES, case_sensitive=False))
 @own_data_options
 @click.option(
     "--model",
@@ -135,11 +135,12 @@ def finetune(
     replace: bool,
     as_json: bool,
 ) -> None:
-    """Fine-tune a model on a task (of GLUE, SQuAD's questions, or images) or on your own --data.
+    """Fine-tune a model on a task, or on your own --data.
 
-    A tenth of the training set is held out and decides which epoch is kept; dev is measured once, at the end. With an
-    imported run as --teacher, --data are texts or images without labels, and the hold-out measures the agreement with
-    it. The same command resumes an interrupted run.
+    TASK is SST-2, CoLA, STS-B, MRPC, RTE, WNLI, QNLI, MNLI or QQP of GLUE, SQuAD's questions, or images: MNIST, digits
+    or ImageNet. A tenth of the training set is held out and decides which epoch is kept; dev is measured once, at the
+    end. With an imported run as --teacher, --data are texts or images without labels, and the hold-out measures the
+    agreement with it. The same command resumes an interrupted run.
     """
     chosen = _chosen(task, own)
     name = _checked_name(name if name is not None else chosen if isinstance(chosen, str) else chosen.resolve().stem)

@@ -14,6 +14,7 @@ from edge.cli.output import json_option
 from edge.errors import Raw, UsageError
 from export.bundle.outputs import check_workspace
 from export.finetune import AVERAGED, data_directory
+from export.papers.experiment import SETTINGS
 from export.report.drawing import new_figure
 from export.training.loading import loading_torch
 from export.training.options import (
@@ -71,9 +72,10 @@ def frontier(
     plots: bool,
     as_json: bool,
 ) -> None:
-    """Measure speed against accuracy: dense models, leaner ones, and simple reductions of the same speed.
+    """Measure speed against accuracy of dense and leaner models.
 
-    On five tasks of GLUE and several seeds, each family is trained, reduced, distilled, and exported in FP32 and INT8;
+    A family has dense models, leaner ones, and simple reductions of the same speed. On five tasks of GLUE and several
+    seeds, each is trained, reduced, distilled, and exported in FP32 and INT8;
     then all files are timed in turns on ONNX Runtime. Writes records.jsonl, report.md and frontier.png. A family takes
     20 to 80 minutes of a core.
     """
@@ -86,7 +88,7 @@ def frontier(
         fix = "Give the directory of a BERT, or --report to sum up earlier records."
         raise UsageError("--model", given=Raw("nothing"), expected="a Hugging Face directory", fix=fix)
     data = {f"the data of {task} in": data_directory(task, data_dir) for task in tasks or AVERAGED}
-    check_workspace("--out", out, {"--model": model, **data}, settings="settings.json")
+    check_workspace("--out", out, {"--model": model, **data}, settings=SETTINGS)
     changes = {"seeds": seeds, "limit": limit, **dict.fromkeys(("epochs", "teacher_epochs", "reduced_epochs"), epochs)}
     with loading_torch("loading torch and data"):
         from export.papers.experiment import compute_parts, keep_settings, run_experiment

@@ -45,9 +45,10 @@ def int8(
     data_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Compare ways to quantise a run for TensorRT, by the task's metric.
+    """Compare ways to quantise a run for TensorRT.
 
-    Each file runs on ONNX Runtime over a whole split, and is compared with RUN in FP32 item by item.
+    Each file runs on ONNX Runtime over a whole split, and its metric of the task is compared with RUN in FP32 item by
+    item.
     """
     data_dir = labelled_data(recorded(run), data_dir)
     with loading_torch():
@@ -60,9 +61,15 @@ def int8(
         return
     points = "{:+.2f}".format
     cells = [
-        (one.method, one.int8_share, one.value, points(100 * one.difference.value),
-         bounds_of(one.difference.interval, lambda share: points(100 * share)), one.logits_error)
+        (
+            one.method,
+            one.int8_share,
+            one.value,
+            points(100 * one.difference.value),
+            bounds_of(one.difference.interval, lambda share: points(100 * share)),
+            one.logits_error,
+        )
         for one in result.scored
-    ]  # fmt: skip
+    ]
     title = f"{result.run}: {result.task}, {result.split}, n = {result.n}, {result.metric} {result.fp32:.4f} in FP32"
     print_table(title, ("method", "share in INT8", result.metric, "points", "95 % interval", "logits' error"), cells)

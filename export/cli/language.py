@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from export.bundle.outputs import check_bundle, check_name
 from export.cli.backward import compare, export_head, head, mismatch
 from export.generate.files import check_language_model
 from export.generate.formats import read_source, source_of
-from export.generate.options import RATE, data_option, files_of, language_seed_option, limit_option
+from export.generate.options import RATE, data_option, files_of, language_seed_option, limit_option, rows_by_file
 from export.report.table import print_measures
 from export.training.loading import loading_torch
 from export.training.options import (
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
 
 #: Rank of adapters, unless options say otherwise, and the rate of all weights.
 _RANK, _FULL_RATE = 8, 1e-4
-#: Metrics in the table of `evaluate`, beside the exact match.
-_SHOWN = ("cross_entropy", "perplexity", "rmse", "unparsable", "token_precision", "token_recall", "token_f1")
 #: Prompts to choose golden ones from, if there are no data.
 _PROMPTS = ("Question: What is 3 + 4?\nAnswer:", "The", "Once upon a time", "1, 2, 3,", "Hello", "In the year 2000")
 _MOST_PROMPTS = 12
@@ -54,7 +51,7 @@ _SHARE = click.FloatRange(0, 1, min_open=True)
 
 @click.group()
 def language() -> None:
-    """Train, fine-tune, reduce, evaluate and export language models, and heads on them."""
+    """Train, fine-tune, measure, reduce and export language models."""
 
 
 @language.command()
@@ -238,7 +235,7 @@ def evaluate(
     device: DeviceName,
     as_json: bool,
 ) -> None:
-    """Measure the language model in DIRECTORY on each file of the data.
+    """Measure a language model on each file of the data.
 
     DIRECTORY is one of `fewheads language train`, or a model of GPT-2, Gemma, Llama, Mistral or Qwen2 type from Hugging
     Face.
@@ -263,26 +260,19 @@ def evaluate(
         for name, examples in files.items():
             bar.update(task, note=name)
             measures += measures_of(
-                model, base.tokenizer, name, examples, decoding, max_tokens=max_tokens, batch_size=batch,
+                model,
+                base.tokenizer,
+                name,
+                examples,
+                decoding,
+                max_tokens=max_tokens,
+                batch_size=batch,
                 on_batch=lambda size: bar.advance(task, size),
-            )  # fmt: skip
+            )
     if as_json:
         print_json({"model": str(directory), "head": head and str(head), "decoding": decoding, "measures": measures})
     else:
-        _print_files(str(directory) if head is None else f"{directory} with {head}", measures)
-
-
-def _print_files(title: str, measures: Sequence[Measure]) -> None:
-    """Print a row for each file."""
-    by_name = {(measure.split, measure.metric): measure for measure in measures}
-    rows = []
-    for split in dict.fromkeys(measure.split for measure in measures):
-        right = by_name[split, "exact_match"]
-        low, high = right.interval or (right.value, right.value)
-        others = [by_name[split, metric].value if (split, metric) in by_name else None for metric in _SHOWN]
-        rows.append((split, right.n, right.value, f"{low:.3f} … {high:.3f}", *others))
-    heads = ("data", "items", "exact match", "95 % interval", *(name.replace("_", " ") for name in _SHOWN))
-    print_table(title, heads, rows)
+        print_table(str(directory) if head is None else f"{directory} with {head}", *rows_by_file(measures))
 
 
 @language.command()
@@ -324,11 +314,12 @@ def reduce(
     replace: bool,
     as_json: bool,
 ) -> None:
-    """Remove attention heads and FFN neurons of the language model in DIRECTORY, where the data need them least.
+    """Remove heads and neurons that a language model needs least.
 
-    What stays is fitted to the outputs of the original. The new model keeps its shapes, with zeros for what was
-    removed, so that transformers loads it; `export` drops the zeros. A tenth of the data, 512 examples at most, is held
-    out and measures the model before and after.
+    They are attention heads and FFN neurons of the model in DIRECTORY, chosen by the data. What stays is fitted to the
+    outputs of the original. The new model keeps its shapes, with zeros for what was removed, so that transformers loads
+    it; `export` drops the zeros. A tenth of the data, 512 examples at most, is held out and measures the model before
+    and after.
     """
     sources = [source_of(text) for text in data]
     check_language_model("--out", out, {"DIRECTORY": source, **files_of(sources)}, replace=replace)
@@ -339,9 +330,17 @@ def reduce(
         corpus = read_corpus(sources, seed=seed, limit=limit)
     with watching(out.name, lines=False) as watch:
         reduced = reduce_directory(
-            source, corpus, out, heads, neurons, method=method, texts=texts, seed=seed, device=device,
+            source,
+            corpus,
+            out,
+            heads,
+            neurons,
+            method=method,
+            texts=texts,
+            seed=seed,
+            device=device,
             on_part=watch.on_part,
-        )  # fmt: skip
+        )
     if as_json:
         print_json(reduced)
         return
@@ -377,7 +376,7 @@ def export(
     replace: bool,
     as_json: bool,
 ) -> None:
-    """Export a language model in DIRECTORY to a bundle that generates text.
+    """Export a language model to a bundle that generates text.
 
     DIRECTORY is one of `fewheads language train`, or a model of GPT-2, Gemma, Llama, Mistral or Qwen2 type from Hugging
     Face. The bundle repeats the texts that transformers generates after some prompts, of the data if given.

@@ -10,6 +10,7 @@ import click
 from edge.cli.output import json_option
 from edge.errors import Raw, UsageError
 from export.bundle.outputs import check_workspace
+from export.papers.experiment import SETTINGS
 from export.training.loading import loading_torch
 from export.training.options import DIRECTORY, out_option, plots_option
 
@@ -25,13 +26,14 @@ _PACKAGES = {"sklearn": "scikit-learn", "xgboost": "xgboost-cpu"}
 @out_option("Directory for all results. A function class that is done there is not computed again.")
 @json_option
 def looped(runs: tuple[Path, ...], prompts: int, loops: int, plots: bool, out: Path, as_json: bool) -> None:
-    """Repeat paper 003's experiments with runs of `fewheads train looped-…`, looped and --unlooped.
+    """Repeat paper 003's experiments with looped transformers.
 
-    Runs of the same shape and training count as seeds of one model. For each function class, the looped and the
-    unlooped model with most seeds, or the first of them, are compared with each other and with the baselines. Further
-    shapes (--layers, --dim, --injection) have curves of their own. Writes records.jsonl, report.md and figures.
+    RUN is one of `fewheads train looped-…`, looped or --unlooped. Runs of the same shape and training count as seeds of
+    one model. For each function class, the looped and the unlooped model with most seeds, or the first of them, are
+    compared with each other and with the baselines. Further shapes (--layers, --dim, --injection) have curves of their
+    own. Writes records.jsonl, report.md and figures.
     """
-    check_workspace("--out", out, {f"RUN {run}": run for run in runs}, settings="settings.json")
+    check_workspace("--out", out, {f"RUN {run}": run for run in runs}, settings=SETTINGS)
     for module, package in _PACKAGES.items():
         if importlib.util.find_spec(module) is None:
             fix = "Install the baselines: pip install 'fewheads[baselines]'."

@@ -80,7 +80,10 @@ def pack(
     replace: bool,
     as_json: bool,
 ) -> None:
-    """Make a bundle of your own ONNX file, with golden outputs by ONNX Runtime."""
+    """Make a bundle of your own ONNX file.
+
+    The golden outputs are those of ONNX Runtime.
+    """
     options = PackOptions(max_batch_size, parse_shapes(shapes), inputs, image, labels, fp16, int8, calibration)
     with progress() as bar:
         task = bar.add_task(f"packing {model.name}", total=3 + fp16 + int8, note="")

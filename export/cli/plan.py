@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @plan_options
 @json_option
 def plan(run: Path, names: tuple[str, ...], tables: tuple[Path, ...], options: PlanOptions, as_json: bool) -> None:
-    """Show the plans of `fewheads reduce` for several devices, side by side.
+    """Compare the plans of `fewheads reduce` for several devices.
 
     It does not reduce the model. Timings and losses are kept beside RUN, in .RUN.reduction, where `fewheads reduce`
     finds them.

@@ -132,7 +132,7 @@ def reduce(
 def _target(name: str | None, table: Path | None) -> Target:
     """Return what to plan for; raise a UsageError if both options name it."""
     if name is None:
-        return table or "this"
+        return table or THIS
     if table:
         fix = "Leave --latency-table out for a prediction, or --for to plan with the table."
         given = Raw(f"--for {name} and --latency-table {table}")

@@ -33,10 +33,11 @@ _WITHOUT = "give --json without --out for the numbers alone"
 @replace_option("an earlier page")
 @json_option
 def report(run: Path, out: Path | None, data_dir: Path | None, replace: bool, as_json: bool) -> None:
-    """Describe a fine-tuned run: metrics, classes, calibration, errors, training and the origin of its data.
+    """Describe a fine-tuned run in numbers and on a page.
 
-    Prints the metrics, and writes a page with all of it. The page that `fewheads finetune` has written stays unless
-    --replace is given. With --json it prints the page's numbers, and writes a page only at --out.
+    Prints the metrics, and writes a page with classes, calibration, errors, training and the origin of the data, too.
+    The page that `fewheads finetune` has written stays unless --replace is given. With --json it prints the page's
+    numbers, and writes a page only at --out.
     """
     config = recorded(run)
     data_dir = labelled_data(config, data_dir)

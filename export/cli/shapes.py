@@ -9,6 +9,7 @@ import click
 from edge.cli.output import json_option, print_json, print_table, progress
 from edge.cli.profile import parse_lengths
 from export.bundle.exported import RUNTIMES
+from export.bundle.outputs import check_shapes
 from export.training.loading import loading_torch
 from export.training.options import DIRECTORY, out_option, replace_option
 
@@ -34,10 +35,12 @@ from export.training.options import DIRECTORY, out_option, replace_option
 def shapes(
     model: Path, out: Path, lengths: tuple[int, ...], artifacts: tuple[str, ...], replace: bool, as_json: bool
 ) -> None:
-    """Write every layer shape that `fewheads reduce` may choose for MODEL, a run or a Hugging Face directory.
+    """Write the layer shapes of MODEL, for a device to time.
 
-    `fewheads profile` times them on a device without torch, for `fewheads reduce --latency-table`.
+    They are all that `fewheads reduce` may choose for MODEL, a run or a Hugging Face directory. `fewheads profile`
+    times them on a device without torch, for `fewheads reduce --latency-table`.
     """
+    check_shapes("--out", out, {"MODEL": model}, replace=replace)
     with loading_torch():
         from export.reduce.shapes import write_shapes
     with progress() as bar:
@@ -47,7 +50,6 @@ def shapes(
             out,
             lengths=lengths,
             runtimes=artifacts or RUNTIMES,
-            replace=replace,
             on_shape=lambda done, total: bar.update(task, completed=done, total=total),
         )
     if as_json:

@@ -32,8 +32,6 @@ _LABELS = ("label", "target", "score", "class", "category", "sentiment", "rating
 _MISSING = ("nan", "<na>", "#n/a", "null")
 #: Splits that have labels.
 _LABELLED = ("train", "dev", "validation", "valid", "val")
-
-
 _EQUAL = "that differ: those with equal texts or names are held out together."
 _FILL = "Fill the cell, or remove the row."
 
@@ -168,7 +166,9 @@ def _label(value: Any, classes: Sequence[str] | None, column: str, location: str
         raise DataError(subject, given=Raw("an empty cell"), expected="a label", fix=_FILL)
     if classes is not None:
         if not isinstance(value, int) or not 0 <= value < len(classes):
-            raise DataError(subject, given=value, expected=f"the number of a class, 0 to {len(classes) - 1}", fix=_FILL)
+            raise DataError(
+                subject, given=value, expected=f"the number of a class, 0 to {len(classes) - 1}", fix=correct
+            )
         return classes[value]
     if _unknown(value):
         fix = f"{correct} A class of this name needs another one."
@@ -251,7 +251,7 @@ def check_classes(counts: Mapping[str, int], subject: str, locations: Mapping[st
 
     Args:
         counts: examples of each class.
-        places: where the first example of each class is, if that helps to find it.
+        locations: where the first example of each class is, if that helps to find it.
     """
     total = sum(counts.values())
     if len(counts) < 2:

@@ -15,7 +15,8 @@ from export.training.runs import SplitRows
 
 #: Names of the split to train on, and of the part of it for choices.
 TRAIN, HOLDOUT = "train", "holdout"
-
+#: Share of the keys of a training set that are held out.
+HOLDOUT_SHARE = 0.1
 #: Share of the items that become dev where there is none, and the seed, another than the hold-out's, so that neither
 #: split depends on the other.
 DEV_SHARE, DEV_SEED = 0.2, 1
@@ -56,7 +57,7 @@ class Splits(NamedTuple):
         )
 
 
-def split_holdout(train: Examples, seed: int = 0, share: float = 0.1) -> tuple[Examples, Examples]:
+def split_holdout(train: Examples, seed: int = 0, share: float = HOLDOUT_SHARE) -> tuple[Examples, Examples]:
     """Return a training set and a hold-out for choices, so that dev is left for the final metrics.
 
     Examples with the same first text stay together. For SST-2 the parts are still dependent: its training set has

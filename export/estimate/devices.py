@@ -36,7 +36,7 @@ class Mode(msgspec.Struct, frozen=True):
         return FLOP_PER_CLOCK[precision] * self.gpu_mhz * 1e-6
 
 
-class Device(msgspec.Struct, frozen=True):
+class Board(msgspec.Struct, frozen=True):
     """A board: its name for people and its power modes by name."""
 
     name: str
@@ -45,10 +45,10 @@ class Device(msgspec.Struct, frozen=True):
 
 #: Boards by the name that ``--device`` takes.
 DEVICES = {
-    "orin-nano-super": Device(
+    "orin-nano-super": Board(
         "Jetson Orin Nano Super", {"15W": Mode(612, 2133), "25W": Mode(918, 3199), "MAXN_SUPER": Mode(1020, 3199)}
     ),
-    "orin-nano": Device("Jetson Orin Nano", {"7W": Mode(408, 2133), "15W": Mode(625, 2133)}),
+    "orin-nano": Board("Jetson Orin Nano", {"7W": Mode(408, 2133), "15W": Mode(625, 2133)}),
 }
 
 

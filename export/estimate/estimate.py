@@ -24,7 +24,7 @@ from export.estimate.roofline import ERRORS, Errors, Prediction, Regime
 _WORTH = 1.15
 
 
-class Row(msgspec.Struct, frozen=True):
+class EstimatedRow(msgspec.Struct, frozen=True):
     """One tier for inputs of one size.
 
     Attributes:
@@ -49,7 +49,7 @@ class Row(msgspec.Struct, frozen=True):
     loops_source: str = ""
 
 
-class Estimate(msgspec.Struct, frozen=True):
+class BundleEstimate(msgspec.Struct, frozen=True):
     """Predictions for a bundle on a board.
 
     Attributes:
@@ -63,7 +63,7 @@ class Estimate(msgspec.Struct, frozen=True):
     label: str
     errors: dict[Regime, Errors]
     kernels: str
-    rows: tuple[Row, ...]
+    rows: tuple[EstimatedRow, ...]
     recommended_tier: str
     recommendation: str
 
@@ -77,7 +77,7 @@ def estimate_bundle(
     batches: Sequence[int] = (1,),
     loops: float | None = None,
     on_tier: Callable[[int, int], None] = lambda done, tiers: None,
-) -> Estimate:
+) -> BundleEstimate:
     """Predict the latency of each tier that has files for TensorRT.
 
     Args:
@@ -116,7 +116,7 @@ def estimate_bundle(
     for tier_name, part, prediction, times_faster in predictions:
         mean, source = means[tier_name] if part.whole else (None, "")
         files = models[tier_name]
-        row = Row(
+        row = EstimatedRow(
             tier=tier_name,
             precision=files[manifest.roles[-1]].artifact.precision,
             rows=part.rows,
@@ -134,7 +134,7 @@ def estimate_bundle(
     bounds = {regime: ERRORS[regime] for regime in ERRORS if any(regime in row.prediction.regimes for row in rows)}
     kernels = how_counted(all(row.counted for row in rows))
     name = DEVICES[device].name
-    return Estimate(str(path), name, power_mode, PREDICTION, bounds, kernels, tuple(rows), recommended, reason)
+    return BundleEstimate(str(path), name, power_mode, PREDICTION, bounds, kernels, tuple(rows), recommended, reason)
 
 
 def _mean_loops(bundle: Bundle, tier: Tier) -> tuple[float, str]:
@@ -146,7 +146,7 @@ def _mean_loops(bundle: Bundle, tier: Tier) -> tuple[float, str]:
         return float(bundle.manifest.program.max_loops), "the model's limit, because this machine cannot run it"
 
 
-def _recommended(rows: Sequence[Row]) -> tuple[str, str]:
+def _recommended(rows: Sequence[EstimatedRow]) -> tuple[str, str]:
     """Return the fastest tier and the reason; the first tier if no other is :data:`_WORTH` times as fast as it."""
     first = rows[0].tier
     speeds: dict[str, list[float]] = {}

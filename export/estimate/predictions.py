@@ -16,10 +16,10 @@ from export.estimate.roofline import Prediction
 from export.report.table import Table
 
 #: A model, the size of its run, and its latency.
-Predicted: TypeAlias = tuple[str, str, Prediction]
+PredictedRun: TypeAlias = tuple[str, str, Prediction]
 
 
-class Row(msgspec.Struct, frozen=True):
+class PredictedRow(msgspec.Struct, frozen=True):
     """A model and its run of one size; ``times_faster`` is the latency of the table's first model over its own."""
 
     model: str
@@ -30,20 +30,22 @@ class Row(msgspec.Struct, frozen=True):
     times_faster: float
 
 
-class Predictions(msgspec.Struct, frozen=True):
+class PredictedLatencies(msgspec.Struct, frozen=True):
     """A table's record, for TensorRT."""
 
     device: str
     power_mode: str
     label: Label
-    rows: tuple[Row, ...]
+    rows: tuple[PredictedRow, ...]
 
     @classmethod
-    def of(cls, predicted: Iterable[Predicted]) -> Predictions:
+    def of(cls, predicted: Iterable[PredictedRun]) -> PredictedLatencies:
         """Return the record of predictions on the default board."""
         first = FirstTier()
         rows = (
-            Row(name, size, one.milliseconds, one.low_ms, one.high_ms, first.times_faster(size, one.milliseconds))
+            PredictedRow(
+                name, size, one.milliseconds, one.low_ms, one.high_ms, first.times_faster(size, one.milliseconds)
+            )
             for name, size, one in predicted
         )
         return cls(DEVICES[DEFAULT_BOARD.board].name, DEFAULT_BOARD.power_mode, PREDICTION, tuple(rows))
@@ -65,6 +67,6 @@ class Predictions(msgspec.Struct, frozen=True):
         return Table("", heads, [(model, *of) for model, of in cells.items()], note=note)
 
 
-def read_predictions(path: Path) -> Predictions:
+def read_latencies(path: Path) -> PredictedLatencies:
     """Return a committed record."""
-    return msgspec.json.decode(path.read_bytes(), type=Predictions)
+    return msgspec.json.decode(path.read_bytes(), type=PredictedLatencies)

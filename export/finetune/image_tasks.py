@@ -13,7 +13,7 @@ import numpy as np
 from edge.errors import Raw, UsageError
 from edge.files import sha256
 from export.data.columns import check_classes, check_enough, check_learnt, class_metrics
-from export.data.examples import DEV_SEED, DEV_SHARE, HOLDOUT, TRAIN, drawn, held_out
+from export.data.examples import DEV_SEED, DEV_SHARE, HOLDOUT, HOLDOUT_SHARE, TRAIN, drawn, held_out
 from export.data.images import ImageFolder, Images, ImageShape, digits, mnist_splits, vit
 from export.data.tables import find
 from export.data.tokens import Rows
@@ -24,7 +24,6 @@ from export.models.heads import Head
 from export.models.transformer import TransformerConfig
 from export.training.runs import DataFile, OwnData, SplitRows
 
-_HOLDOUT_SHARE = 0.1
 #: Pixels of a side of a patch in a new ViT for own images: the most of these that leave four patches on a side.
 _PATCHES = (16, 8, 4, 2, 1)
 _LEAST_PATCHES = 4
@@ -43,7 +42,7 @@ class Parts(msgspec.Struct, Generic[ImagesT], frozen=True):
 
     def with_holdout(self) -> tuple[ImagesT, ImagesT]:
         """Return the training images, and the tenth of them that is held out by the hash of their numbers or names."""
-        held = held_out(self.train.keys, _HOLDOUT_SHARE)
+        held = held_out(self.train.keys, HOLDOUT_SHARE)
         return self.train.take(~held), self.train.take(held)
 
 

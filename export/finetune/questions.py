@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from edge.datatypes import Array
 from edge.errors import UsageError
-from export.data.examples import Examples, drawn
+from export.data.examples import HOLDOUT_SHARE, Examples, drawn
 from export.data.squad import LONGEST_QUESTION, Question, Windows, encode_windows, read_splits, split_articles
 from export.data.tokens import Rows, sorted_batches
 from export.finetune.imported import ImportedTask
@@ -26,7 +26,6 @@ from export.models.heads import Head
 from export.models.transformer import TransformerConfig
 from export.training.device import model_device
 
-_HOLDOUT_SHARE = 0.1
 #: Room for the longest question, three special tokens, and 29 tokens of context.
 _LEAST_LENGTH = LONGEST_QUESTION + 3 + 29
 _BATCH = 16
@@ -79,7 +78,7 @@ class SquadTask(TextTask, frozen=True, kw_only=True):
         # BERT has 128 of 384; at most half of the context beside a long question.
         stride = min(max_length // 3, (max_length - LONGEST_QUESTION - 3) // 2)
         learning, dev = read_splits(Path(data_dir) / "squad")
-        train, holdout = split_articles(learning, _HOLDOUT_SHARE)
+        train, holdout = split_articles(learning, HOLDOUT_SHARE)
         chosen = [train[index] for index in drawn([question.id for question in train], limit)]
         rows = (encode_windows(reader, part, max_length=max_length, stride=stride) for part in (chosen, holdout, dev))
         return Data((), next(rows), next(rows), {"dev": next(rows)})

@@ -174,16 +174,9 @@ def save_run(
     further: Mapping[str, bytes] | None = None,
 ) -> RunMetrics:
     """Measure a model by its predictions and write its run; ``data_dir`` is recorded if the task reads files."""
-    metrics = RunMetrics(
-        sum(parameter.numel() for parameter in model.parameters()),
-        len(tuned.scores),
-        tuned.best_epoch,
-        tuned.seconds,
-        tuple(measure for name, split in predictions.items() for measure in split.measures(task.metrics, name)),
-        tuned.losses,
-        tuned.scores,
-        trained_on,
-    )
+    measures = tuple(measure for name, split in predictions.items() for measure in split.measures(task.metrics, name))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    metrics = msgspec.structs.replace(tuned.metrics(parameters, measures), trained_on=trained_on)
     contents = {PREDICTIONS: encode_predictions(predictions), **(further or {})}
     if isinstance(reader, Tokenizer):
         contents[TOKENIZER] = reader.to_str().encode()

@@ -34,11 +34,12 @@ from export.models.convert import golden_of
 from export.quantize.int8 import dynamic_int8
 from export.quantize.precision import fused, half
 from export.training.provenance import provenance
+from export.training.runs import TOKENIZER
 
 MAX_BATCH_SIZE = 8
 #: Tokens of prompt and text together, unless the model has fewer positions: the cache grows with them.
 MOST_POSITIONS = 1024
-_TOKENIZER, _GOLDEN = "tokenizer.json", "golden.npz"
+_GOLDEN = "golden.npz"
 _STEP_GOLDEN, _FP16_STEP_GOLDEN = "backbone.golden.npz", "backbone.fp16.golden.npz"
 _PROMPT, _IDS, _MASK, _TEXT, _GENERATED = "prompt", "ids", "mask", "text", "generated"
 #: Longer texts are refused before they are tokenized; no usual token has more bytes on average.
@@ -100,9 +101,14 @@ class LanguageModel(NamedTuple):
             fix = "Leave --positions out."
             raise UsageError("--positions", given=positions, expected=f"2 to {most}, the model's", fix=fix)
         tokenize = TokenizerPreprocess(
-            input=_PROMPT, file=_TOKENIZER, ids=_IDS, mask=_MASK, max_length=positions - 1, pad_id=0,
+            input=_PROMPT,
+            file=TOKENIZER,
+            ids=_IDS,
+            mask=_MASK,
+            max_length=positions - 1,
+            pad_id=0,
             max_text_bytes=_BYTES_PER_TOKEN * positions,
-        )  # fmt: skip
+        )
         program = GenerateProgram(
             tokens=TOKENS,
             lengths=LENGTHS,
@@ -115,10 +121,10 @@ class LanguageModel(NamedTuple):
             max_tokens=min(_DEFAULT_TOKENS, positions // 2),
             end_tokens=end_tokens(model),
         )
-        tokenizer = load_tokenizer(definition, str(self.directory / _TOKENIZER))
+        tokenizer = load_tokenizer(definition, str(self.directory / TOKENIZER))
         references = clearest(greedy_of_model(model, tokenizer, self.prompts, program), _GOLDEN_ROWS, FULL)
         decoders = decoders_of(DecoderGraph(model), config.vocab_size, positions, int8=self.int8)
-        files: dict[str, File] = {_TOKENIZER: definition, **decoders.goldens, **decoders.models}
+        files: dict[str, File] = {TOKENIZER: definition, **decoders.goldens, **decoders.models}
         tiers = []
         for tier, artifacts in decoders.artifacts.items():
             onnx = decoders.models[artifacts[0].file].data
@@ -180,9 +186,17 @@ def decoders_of(graph: DecoderGraph, vocabulary: int, positions: int, *, int8: b
             file = f"{tier}.{runtime}.{precision}.onnx"
             kind, golden = ("FP16", _FP16_STEP_GOLDEN) if precision == "fp16" else ("FP32", _STEP_GOLDEN)
             models[file] = checked_file(
-                data, goldens[golden], file, runtime, precision, role="backbone", golden=golden, profile=profile,
-                more_profiles=(step_profile,), **_tensors(graph, vocabulary, kind),
-            )  # fmt: skip
+                data,
+                goldens[golden],
+                file,
+                runtime,
+                precision,
+                role="backbone",
+                golden=golden,
+                profile=profile,
+                more_profiles=(step_profile,),
+                **_tensors(graph, vocabulary, kind),
+            )
             artifacts[tier] = (*artifacts.get(tier, ()), models[file].artifact)
     return Decoders(artifacts, models, goldens)
 
@@ -244,7 +258,7 @@ def _in_fp16(golden: Golden, cache: Collection[str]) -> Golden:
 
 def _tokenizer_of(directory: Path) -> bytes:
     try:
-        return (directory / _TOKENIZER).read_bytes()
+        return (directory / TOKENIZER).read_bytes()
     except OSError as error:
         fix = "Save it with the tokenizer's save_pretrained."
-        raise UsageError(f"{directory / _TOKENIZER}", given=Raw(error), expected="a file", fix=fix) from None
+        raise UsageError(f"{directory / TOKENIZER}", given=Raw(error), expected="a file", fix=fix) from None

@@ -19,7 +19,7 @@ from export.errors import DataError
 from export.generate.decoding import GREEDY, Decoding, complete
 from export.generate.formats import Example, parse_answer, parse_number, same_answer
 from export.generate.model import positions_of
-from export.generate.tokenizer import Encoded, TextTokenizer
+from export.generate.tokenizer import EncodedExample, TextTokenizer
 from export.training.device import model_device, multiplying_in
 from export.training.intervals import item_shares, known_interval, known_middle, mean, mean_measure
 from export.training.recipe import Precision
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Batch(NamedTuple):
+class TextBatch(NamedTuple):
     """Examples of similar length, padded on the right, which a causal model never looks at."""
 
     ids: Tensor  # [B, T], int64
@@ -44,13 +44,13 @@ class TeacherForced(NamedTuple):
     targets: Array  # the right token
 
 
-def padded(rows: Sequence[Encoded], device: torch.device) -> Batch:
+def padded(rows: Sequence[EncodedExample], device: torch.device) -> TextBatch:
     """Return rows as a batch on a device, padded with zeros that are not learnt."""
     ids, learnt = (pad_sequence(list(map(torch.from_numpy, of)), batch_first=True) for of in zip(*rows, strict=True))
-    return Batch(ids.long().to(device), learnt.to(device))
+    return TextBatch(ids.long().to(device), learnt.to(device))
 
 
-def learnt_logits(model: nn.Module, batch: Batch, precision: Precision = "fp32") -> tuple[Tensor, Tensor]:
+def learnt_logits(model: nn.Module, batch: TextBatch, precision: Precision = "fp32") -> tuple[Tensor, Tensor]:
     """Return the logits of each token that is learnt, [n, V] in FP32, and the tokens, [n], row by row."""
     before = functional.pad(batch.learnt[:, 1:], (0, 1))
 
@@ -69,7 +69,7 @@ def learnt_logits(model: nn.Module, batch: Batch, precision: Precision = "fp32")
 
 
 @torch.inference_mode()
-def teacher_forced(model: nn.Module, rows: Sequence[Encoded], batch_size: int = 32) -> TeacherForced:
+def teacher_forced(model: nn.Module, rows: Sequence[EncodedExample], batch_size: int = 32) -> TeacherForced:
     """Return what a model predicts at each learnt token of some rows, given the right ones before it."""
     device = model_device(model)
     by_row: list[Array] = [np.empty((0, 3))] * len(rows)
@@ -118,17 +118,19 @@ def evaluate(
     )
 
 
-def completion_limit(trained_on: Sequence[Encoded]) -> int:
+def completion_limit(trained_on: Sequence[EncodedExample]) -> int:
     """Return the most tokens of a completion: a quarter more than the longest one that a model was trained on."""
     return max(int(row.learnt.sum()) for row in trained_on) * 5 // 4
 
 
-def encode_fitting(tokenizer: TextTokenizer, examples: Sequence[Example], positions: int) -> list[Encoded]:
+def encode_fitting(tokenizer: TextTokenizer, examples: Sequence[Example], positions: int) -> list[EncodedExample]:
     """Return examples as tokens, of those that are :func:`fitting`."""
     return [row for _, row in fitting(tokenizer, examples, positions)]
 
 
-def fitting(tokenizer: TextTokenizer, examples: Sequence[Example], positions: int) -> list[tuple[Example, Encoded]]:
+def fitting(
+    tokenizer: TextTokenizer, examples: Sequence[Example], positions: int
+) -> list[tuple[Example, EncodedExample]]:
     """Return examples, also as tokens, without those that have more tokens than there are positions.
 
     Raises:

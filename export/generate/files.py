@@ -18,9 +18,16 @@ ADAPTER = "adapter"
 _ALL = {CONFIG, WEIGHTS, GENERATION, TOKENIZER, TOKENIZER_CONFIG, TRAINING, METRICS, LOG}
 #: Files of a tokenizer as transformers saves it, patterns below its directory.
 _OF_TOKENIZER = (
-    TOKENIZER, TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
-    "tokenizer.model", "chat_template.jinja", "additional_chat_templates/*.jinja",
-)  # fmt: skip
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+)
 _OPTIONAL = {ADAPTER, *(Path(pattern).parts[0] for pattern in _OF_TOKENIZER)} - _ALL
 
 

@@ -183,7 +183,7 @@ def trainable(model: nn.Module) -> int:
 
 @contextmanager
 def _peft() -> Iterator[Any]:
-    """Return the package during the block, in which torch's generator is one of its own."""
+    """Yield the package, with a generator of torch's own for the block."""
     try:
         import peft
     except ImportError as error:

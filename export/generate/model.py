@@ -70,9 +70,17 @@ def new_gpt2(vocabulary: int, dim: int, layers: int, heads: int, positions: int,
     """
     transformers = _transformers()
     config = transformers.GPT2Config(
-        vocab_size=vocabulary, n_embd=dim, n_layer=layers, n_head=heads, n_positions=positions,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=end, eos_token_id=end,
-    )  # fmt: skip
+        vocab_size=vocabulary,
+        n_embd=dim,
+        n_layer=layers,
+        n_head=heads,
+        n_positions=positions,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=end,
+        eos_token_id=end,
+    )
     model: GPT2LMHeadModel = transformers.GPT2LMHeadModel(config)
     return model
 
@@ -220,7 +228,7 @@ class Base:
 
     @contextmanager
     def revised(self, module: nn.Module | None) -> Iterator[PreTrainedModel]:
-        """Return the model with its logits changed by a head or a control, which also writes texts, during the block.
+        """Yield the model with its logits changed by a head or a control; it also writes texts so during the block.
 
         Args:
             module: returns logits [N, V] from logits [N, V] and hidden states [N, E], on the model's device; None

@@ -1,4 +1,4 @@
-"""Options of the commands on language models."""
+"""Options of the commands on language models, and the table of an evaluation."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from pathlib import Path
 
 import click
 
+from edge.bundles.manifest import Measure
 from export.generate.formats import Source
 from export.training.options import seed_option
 
 #: Peak learning rate of adapters, unless options say otherwise.
 RATE = 1e-3
+
+#: Metrics in the table of an evaluation, beside the exact match.
+_SHOWN = ("cross_entropy", "perplexity", "rmse", "unparsable", "token_precision", "token_recall", "token_f1")
 
 data_option = click.option(
     "--data",
@@ -28,3 +32,16 @@ language_seed_option = seed_option("Of everything that is drawn.")
 def files_of(sources: Sequence[Source]) -> dict[str, Path]:
     """Return the files and directories of data, by the option that names each; a calculator has none."""
     return {f"--data {source}": Path(source.path) for source in sources if source.format != "calculator"}
+
+
+def rows_by_file(measures: Sequence[Measure]) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
+    """Return the columns and rows of the table of an evaluation: a row for each file."""
+    by_name = {(measure.split, measure.metric): measure for measure in measures}
+    rows: list[tuple[object, ...]] = []
+    for split in dict.fromkeys(measure.split for measure in measures):
+        right = by_name[split, "exact_match"]
+        low, high = right.interval or (right.value, right.value)
+        others = [by_name[split, metric].value if (split, metric) in by_name else None for metric in _SHOWN]
+        rows.append((split, right.n, right.value, f"{low:.3f} … {high:.3f}", *others))
+    columns = ("data", "items", "exact match", "95 % interval", *(name.replace("_", " ") for name in _SHOWN))
+    return columns, rows

@@ -1,7 +1,7 @@
 """The order in which heads and neurons of a language model are removed, and the number that each layer keeps.
 
-Ranked is by the loss of optimal brain surgery (:mod:`export.reduce.algebra`), measured in what the error of a
-sublayer's output does to the model's logits. This unit is the same in all layers, so that they can be compared.
+The order is that of the losses of optimal brain surgery (:mod:`export.reduce.algebra`), in units of what the error of
+a sublayer's output does to the model's logits. They are the same in all layers, so that layers can be compared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from export.data.tokens import sorted_batches
 from export.errors import ReductionError
 from export.generate.evaluate import learnt_logits, padded
 from export.generate.sublayers import Sublayer, layers_of, sublayers_of
-from export.generate.tokenizer import Encoded
+from export.generate.tokenizer import EncodedExample
 from export.reduce.algebra import Removal, regularised, removal_of
 from export.reduce.calibration import Features, Moments, check_finite
 from export.reduce.states import recorded, tokens_of
@@ -47,7 +47,7 @@ class Calibration:
         ReductionError: there are not more tokens than features in the widest sublayer.
     """
 
-    def __init__(self, model: PreTrainedModel, rows: Sequence[Encoded]) -> None:
+    def __init__(self, model: PreTrainedModel, rows: Sequence[EncodedExample]) -> None:
         self.model = model
         self.layers = sublayers_of(model)
         device = model_device(model)

@@ -32,7 +32,7 @@ from export.generate.ranking import (
     kept_counts,
 )
 from export.generate.sublayers import Sublayer, left_parameters
-from export.generate.tokenizer import Encoded, TextTokenizer
+from export.generate.tokenizer import EncodedExample, TextTokenizer
 from export.generate.train import Corpus, records
 from export.models.transformer import LayerShape
 from export.reduce.algebra import Fit, kept_columns, least_squares
@@ -108,7 +108,7 @@ def reduce_directory(
 
 def reduce_decoder(
     model: PreTrainedModel,
-    rows: Sequence[Encoded],
+    rows: Sequence[EncodedExample],
     heads: float = 1.0,
     neurons: float = 1.0,
     *,

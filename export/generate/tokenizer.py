@@ -29,7 +29,7 @@ _CONFIGS = (GENERATION, CONFIG)
 _FEWEST_TOKENS = 257
 
 
-class Encoded(NamedTuple):
+class EncodedExample(NamedTuple):
     """An example as tokens.
 
     Attributes:
@@ -90,7 +90,7 @@ class TextTokenizer:
         """Return the tokens of a question, which a model completes."""
         return self.begin + self._plain(prompt_text(prompt))
 
-    def encode(self, example: Example) -> Encoded:
+    def encode(self, example: Example) -> EncodedExample:
         """Return an example as tokens."""
         before = self._plain(example.text_before)
         whole = self._plain(example.text_before + example.completion)
@@ -98,7 +98,7 @@ class TextTokenizer:
         after = whole[len(before) :] if whole[: len(before)] == before else self._plain(example.completion)
         before = self.begin + before
         ids = np.array([*before, *after, self.end], dtype=np.int32)
-        return Encoded(ids, np.arange(len(ids)) >= len(before))
+        return EncodedExample(ids, np.arange(len(ids)) >= len(before))
 
     def decode(self, ids: Sequence[int] | Array) -> str:
         """Return the text of tokens, up to the first end."""

@@ -19,7 +19,7 @@ from edge.datatypes import Array
 from export.data.tokens import shuffled_batches
 from export.errors import DataError
 from export.generate.evaluate import (
-    Batch,
+    TextBatch,
     completion_limit,
     encode_fitting,
     evaluate,
@@ -30,7 +30,7 @@ from export.generate.evaluate import (
 from export.generate.files import TRAINING
 from export.generate.formats import Example, Source, read_source
 from export.generate.model import new_gpt2, positions_of, save_backbone
-from export.generate.tokenizer import Encoded, TextTokenizer, gpt2_bpe, train_bpe, train_characters
+from export.generate.tokenizer import EncodedExample, TextTokenizer, gpt2_bpe, train_bpe, train_characters
 from export.training.checkpoint import fingerprint
 from export.training.device import DeviceName, device_of, model_device
 from export.training.log import RunFiles
@@ -74,9 +74,15 @@ class Preset(msgspec.Struct, frozen=True):
 
 
 _MUON = Recipe(
-    epochs=1, optimizer="muon", peak_learning_rate=5e-3, batch_size=64, schedule="cosine", final_share=0.05,
-    betas=(0.9, 0.95), clip_norm=1.0,
-)  # fmt: skip
+    epochs=1,
+    optimizer="muon",
+    peak_learning_rate=5e-3,
+    batch_size=64,
+    schedule="cosine",
+    final_share=0.05,
+    betas=(0.9, 0.95),
+    clip_norm=1.0,
+)
 _ADAMW = replace(_MUON, optimizer="adamw", peak_learning_rate=6e-4, weight_decay=0.1, final_share=0.1)
 #: tiny is for tests; small takes two cores an hour; gpt2 has GPT-2's 124 million parameters and its published rate.
 _PRESETS: Mapping[Size, Preset] = {
@@ -110,7 +116,9 @@ class Corpus(NamedTuple):
     holdout: tuple[Example, ...]
     described: str
 
-    def encoded(self, tokenizer: TextTokenizer, positions: int) -> tuple[list[Encoded], list[Encoded], str]:
+    def encoded(
+        self, tokenizer: TextTokenizer, positions: int
+    ) -> tuple[list[EncodedExample], list[EncodedExample], str]:
         """Return both parts as tokens, without the examples that do not fit, and a description of what is trained on.
 
         Raises:
@@ -178,8 +186,8 @@ class LanguageObjective:
     def __init__(
         self,
         model: nn.Module,
-        train: Sequence[Encoded],
-        holdout: Sequence[Encoded],
+        train: Sequence[EncodedExample],
+        holdout: Sequence[EncodedExample],
         *,
         seed: int,
         batch_size: int = 32,
@@ -204,14 +212,14 @@ class LanguageObjective:
         settings = f"{len(self._train)} {self._seed} {self._batch_size} {self.steps_per_epoch}"
         return fingerprint([self.model], rows, settings)
 
-    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
+    def batches(self, epoch: int, first: int) -> Iterator[TextBatch]:
         """Yield batches that depend on the seed and the step alone."""
         per_pass = math.ceil(len(self._train) / self._batch_size)
         for step in range(epoch * self.steps_per_epoch + first, (epoch + 1) * self.steps_per_epoch):
             number, batch = divmod(step, per_pass)
             yield padded([self._train[row] for row in self._order(number)[batch]], self._device)
 
-    def loss(self, batch: Batch, progress: float) -> Tensor:
+    def loss(self, batch: TextBatch, progress: float) -> Tensor:
         """Return the mean cross-entropy of the tokens that are learnt, in nats."""
         return functional.cross_entropy(*learnt_logits(self.model, batch, self._precision))
 

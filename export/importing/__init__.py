@@ -1,1 +1,1 @@
-"""Fine-tuned Hugging Face directories as runs: heads, labels, sentence-transformers, parity, export."""
+"""Fine-tuned Hugging Face directories as runs: heads, labels, sentence-transformers, parity."""

@@ -190,19 +190,18 @@ def read_records(out: Path, kind: type[R]) -> dict[str, R]:
     Raises:
         CheckpointError: a line is malformed.
     """
-    path, packed = out / RECORDS, out / f"{RECORDS}.xz"
-    data = lzma.decompress(packed.read_bytes()) if packed.exists() else b""
-    data += path.read_bytes() if path.exists() else b""
-    lines, decoder = data.split(b"\n")[:-1], msgspec.json.Decoder(_Line[kind])  # type: ignore[valid-type]
+    decoder = msgspec.json.Decoder(_Line[kind])  # type: ignore[valid-type]
     records = {}
-    for number, line in enumerate(lines, 1):
-        try:
-            read = decoder.decode(line)
-        except msgspec.DecodeError as error:
-            fix = "Delete the line, and give the same command: it computes the part again."
-            subject = f"{path}, line {number}"
-            raise CheckpointError(subject, given=Raw(error), expected="a record", fix=fix) from None
-        records[read.part] = read.record
+    for path, read in ((out / f"{RECORDS}.xz", lzma.decompress), (out / RECORDS, bytes)):
+        lines = read(path.read_bytes()).split(b"\n")[:-1] if path.exists() else []
+        for number, line in enumerate(lines, 1):
+            try:
+                found = decoder.decode(line)
+            except msgspec.DecodeError as error:
+                fix = "Delete the line, and give the same command: it computes the part again."
+                subject = f"{path}, line {number}"
+                raise CheckpointError(subject, given=Raw(error), expected="a record", fix=fix) from None
+            records[found.part] = found.record
     return records
 
 

@@ -2,7 +2,7 @@
 
 TensorRT reads standard operators only, and neither dynamic quantisation nor zero points; ONNX Runtime has operators of
 its own for transformers. So a tier has a file for each. TensorRT networks are strongly typed here: they compute in the
-types of these files. :mod:`export.quantize` has the variants in INT8.
+types of these files. :mod:`export.quantize.int8` has the variants in INT8.
 """
 
 from __future__ import annotations

@@ -13,14 +13,12 @@ best rank-r factors for given statistics; they are exact for r = d_k:
 
 S_q = E[q qᵀ], S_k and C are covariances of keys and of the head's output. With statistics of real inputs this is A3
 (arXiv 2505.12942). With those of :func:`weight_statistics`, which assume white noise as input, it is the truncated SVD
-of W_Q W_Kᵀ and W_V W_O. Everything is float64, and the first dimension of every tensor is the head, H.
+of W_Q W_Kᵀ and W_V W_O. Everything is float64, and the first dimension of these tensors is the head, H.
 
-Removal of heads or hidden units, with the rest adjusted to compensate.
-
-Both are the same problem: y = z W + b for inputs z [w] with covariance C, some of which are removed. Their means move
-into b. The others get new weights by least squares, and the loss of removing group j next is that of optimal brain
-surgery: L_j = tr(W_jᵀ ([P]_jj)^-1 W_j), with P = C^-1 and W of the remaining inputs. ZipLM, arXiv 2302.04089, does so
-with second moments instead of covariances and means.
+The removal of heads and that of hidden units are the same problem: y = z W + b for inputs z [w] with covariance C, some
+of which are removed. Their means move into b. The others get new weights by least squares, and the loss of removing
+group j next is that of optimal brain surgery: L_j = tr(W_jᵀ ([P]_jj)^-1 W_j), with P = C^-1 and W of the remaining
+inputs. ZipLM, arXiv 2302.04089, does so with second moments instead of covariances and means.
 """
 
 from __future__ import annotations

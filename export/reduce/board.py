@@ -116,7 +116,7 @@ def _read(cache: Path | None, key: str) -> _Found | None:
     return None
 
 
-class Predicted(NamedTuple):
+class PredictedTimes(NamedTuple):
     """Predicted times at an operating point.
 
     Attributes:
@@ -135,12 +135,14 @@ class Predicted(NamedTuple):
 
 def predict_times(
     counted: Counted, config: TransformerConfig, grid: Grid, points: Sequence[Point], target: BoardMode
-) -> list[Predicted]:
+) -> list[PredictedTimes]:
     """Predict the times of a layer's options, and of embeddings and task head, at each operating point."""
     return [_predicted(counted, config, grid, point, target) for point in points]
 
 
-def _predicted(counted: Counted, config: TransformerConfig, grid: Grid, point: Point, target: BoardMode) -> Predicted:
+def _predicted(
+    counted: Counted, config: TransformerConfig, grid: Grid, point: Point, target: BoardMode
+) -> PredictedTimes:
     def layer(shape: LayerShape, is_last: bool) -> Prediction:
         work = layer_work(config, shape, point, counted.precision, first_tokens=is_last and counted.first_tokens)
         return predict(work, counted.layers[shape.num_heads > 0, shape.ffn_dim > 0], target.mode)
@@ -158,7 +160,7 @@ def _predicted(counted: Counted, config: TransformerConfig, grid: Grid, point: P
     whole = predict(work_of(counted.one_layer_model, sizes, "one layer"), counted.one_layer, target.mode)
     dense = layer(widest(config), True)
     times = Times(grid, layers, whole.milliseconds - dense.milliseconds, last)
-    return Predicted(times, layer, ((1.0, whole), (-1.0, dense)))
+    return PredictedTimes(times, layer, ((1.0, whole), (-1.0, dense)))
 
 
 def layer_work(

@@ -37,9 +37,8 @@ class Moments:
 
     def add(self, rows: Tensor) -> None:
         """Add vectors [n, G * w], of any type and device."""
-        groups = torch.unflatten(rows.detach().to("cpu", torch.float64), -1, (-1, self._width)).transpose(
-            0, 1
-        )  # [G, n, w]
+        vectors = torch.unflatten(rows.detach().to("cpu", torch.float64), -1, (-1, self._width))
+        groups = vectors.transpose(0, 1)  # [G, n, w]
         self.count += groups.shape[1]
         self._sum += groups.sum(dim=1)
         self._products += groups.transpose(1, 2) @ groups

@@ -13,7 +13,7 @@ from export.estimate.devices import DEVICES, BoardMode
 from export.estimate.model import RUNTIME
 from export.models.heads import Head
 from export.models.transformer import LayerShape, TransformerConfig
-from export.reduce.board import Predicted, count_kernels, predict_times
+from export.reduce.board import PredictedTimes, count_kernels, predict_times
 from export.reduce.grid import Grid, Times
 from export.reduce.latency import machine_key, measure_times, model_key, table_times
 from export.reduce.losses import OnProgress, silent
@@ -38,7 +38,7 @@ class Device(NamedTuple):
     key: dict[str, str]
     points: tuple[Point, ...]
     times: tuple[Times, ...]
-    predicted: tuple[Predicted, ...] = ()
+    predicted: tuple[PredictedTimes, ...] = ()
 
     @property
     def mean(self) -> Times:

@@ -15,7 +15,7 @@ from edge.datatypes import Array
 from edge.errors import Raw, UsageError
 from edge.programs.program import margins
 from export.bundle.exported import FULL
-from export.bundle.targets import reduced_name
+from export.bundle.new_bundles import reduced_name
 from export.data.examples import HOLDOUT, Examples, held_out
 from export.data.tokens import Rows, encode, load_tokenizer, sorted_batches
 from export.finetune.models import open_model, open_tuned
@@ -24,8 +24,8 @@ from export.finetune.run import task_of
 from export.finetune.text_tasks import SentenceTask
 from export.models.heads import Head, pooled
 from export.reduce.routing import (
+    Correctness,
     Diagnosis,
-    Items,
     Judged,
     Policy,
     choose,
@@ -96,10 +96,10 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class _Split(NamedTuple):
-    """Items of a split, whether the tiers differ on them, and the inputs of both routers, [n, …]."""
+    """Correctness of the items of a split, whether the tiers differ on them, and the inputs of both routers, [n, …]."""
 
     name: str
-    items: Items
+    items: Correctness
     differing: Array
     margins: Array
     features: Array
@@ -177,7 +177,7 @@ def route_run(full: str | Path, lean: str | Path, data_dir: str | Path, cost_rat
         rows = encode(tokenizer, examples, max_length)
         ours, theirs = (read_matching(run, split, examples.targets) for run in (lean, full))
         right, full_right = (np.asarray(one.answers == one.targets, dtype=np.float64) for one in (ours, theirs))
-        items = Items(right, full_right, cost_ratio)
+        items = Correctness(right, full_right, cost_ratio)
         features = np.column_stack([pooled_embeddings(model, rows), rows.lengths])
         return _Split(split, items, ours.answers != theirs.answers, margins(ours.logits), features)
 

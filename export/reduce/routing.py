@@ -22,7 +22,7 @@ _PERMUTATIONS = 20
 _SHARES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
-class Items(NamedTuple):
+class Correctness(NamedTuple):
     """Correctness of both tiers on some items, [n] of 1.0 and 0.0 each, and the cost of the lean tier, below 1."""
 
     lean_right: Array
@@ -70,24 +70,24 @@ class Diagnosis(msgspec.Struct, frozen=True):
     reason: str
 
 
-def right_at_cost(items: Items, policy: Policy, mean_cost: float) -> Array:
+def right_at_cost(items: Correctness, policy: Policy, mean_cost: float) -> Array:
     """Return the probability of a right answer to each item, [n], at a mean cost, or at the nearest possible one."""
     return np.asarray(items.lean_right + _escalated(items, policy, mean_cost) * items.advantage)
 
 
-def shuffled_at_cost(items: Items, policy: Policy, mean_cost: float) -> Array:
+def shuffled_at_cost(items: Correctness, policy: Policy, mean_cost: float) -> Array:
     """Return :func:`right_at_cost`, a mean over permutations of the scores."""
     random = np.random.default_rng(0)
     drawn = [policy._replace(scores=random.permutation(policy.scores)) for _ in range(_PERMUTATIONS)]
     return np.asarray(np.mean([right_at_cost(items, shuffled, mean_cost) for shuffled in drawn], axis=0))
 
 
-def static(items: Items) -> Policy:
+def static(items: Correctness) -> Policy:
     """Return the policy without knowledge, a mix of both tiers; the lean tier alone if the full one is no better."""
     return Policy("static", np.full(len(items.lean_right), 0.0 if items.advantage.mean() > 0 else np.inf))
 
 
-def oracle(items: Items) -> Policy:
+def oracle(items: Correctness) -> Policy:
     """Return the policy that knows the correct tier in advance."""
     return Policy("oracle", np.where(items.advantage > 0, 0.0, np.inf))
 
@@ -97,7 +97,7 @@ def thresholds(policy: Policy) -> list[float]:
     return [float(value) for value in np.unique(np.quantile(policy.scores, _SHARES))]
 
 
-def judge(items: Items, candidates: Sequence[tuple[Policy, float]]) -> list[Judged]:
+def judge(items: Correctness, candidates: Sequence[tuple[Policy, float]]) -> list[Judged]:
     """Compare policies at thresholds with the static mix and with shuffled scores, at equal mean cost.
 
     The intervals are simultaneous: with 95 % probability all of them hold, also that of the best of many candidates
@@ -150,11 +150,11 @@ def diagnose(chosen: Sequence[Judged]) -> Diagnosis:
     return Diagnosis(False, "ship static tiers", f"No policy's gains are both surely above 0: {found}.")
 
 
-def _extra(items: Items, policy: Policy) -> float:
+def _extra(items: Correctness, policy: Policy) -> float:
     return 1.0 if policy.cascade else 1.0 - items.lean_cost
 
 
-def _escalated(items: Items, policy: Policy, mean_cost: float) -> Array:
+def _escalated(items: Correctness, policy: Policy, mean_cost: float) -> Array:
     """Return the probability of each item to go to the full tier, [n], so that the mean cost is met."""
     _, group, sizes = np.unique(policy.scores, return_inverse=True, return_counts=True)
     budget = (mean_cost - items.lean_cost) * len(group) / _extra(items, policy)
@@ -162,7 +162,7 @@ def _escalated(items: Items, policy: Policy, mean_cost: float) -> Array:
     return np.where(np.isinf(policy.scores), 0.0, escalated)
 
 
-def _gains(items: Items, right: Sequence[Array], costs: Sequence[Array]) -> Array:
+def _gains(items: Correctness, right: Sequence[Array], costs: Sequence[Array]) -> Array:
     """Return the accuracy above the static mix at equal mean cost, [1 + resamples, policies]; row 0 is the data."""
     columns, number = np.array([items.lean_right, items.full_right, *right, *costs]), len(items.lean_right)
     counts = (np.bincount(rows, minlength=number) for chunk in draws(number) for rows in chunk)

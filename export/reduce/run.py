@@ -25,7 +25,7 @@ from export.reduce.plan import ReducedModel, ReducedRun, check_speedup
 from export.reduce.reduce import LAYERS, reduce_model
 from export.reduce.search import check_target
 from export.reduce.target import Strategy, Target
-from export.training.points import Planned, Point, PointTimes
+from export.training.points import THIS, Planned, Point, PointTimes
 from export.training.provenance import provenance
 from export.training.runs import Speedup
 from export.training.trainer import Trained
@@ -67,7 +67,7 @@ def reduce_run(
     *,
     points: Sequence[Point],
     examples: int,
-    target: Target = "this",
+    target: Target = THIS,
     precision: str = "fp16",
     strategy: Strategy = "search",
     seed: int = 0,

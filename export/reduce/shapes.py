@@ -44,19 +44,18 @@ def write_shapes(
     *,
     lengths: Sequence[int],
     runtimes: Sequence[str] = RUNTIMES,
-    replace: bool = False,
     on_shape: Callable[[int, int], None] = lambda done, shapes: None,
 ) -> ShapesWritten:
     """Write each distinct shape of a model's reduction grid as a bundle with random weights.
 
     Args:
         source: a run of ``fewheads finetune``, or a Hugging Face directory.
-        directory: written whole or not at all.
+        directory: written whole or not at all; what is there is replaced.
         lengths: tokens, ascending; ignored for images, which have one length.
         runtimes: of :data:`export.bundle.exported.RUNTIMES`.
 
     Raises:
-        UsageError: the directory exists, a length is beyond the model's, or the disk is full.
+        UsageError: a length is beyond the model's, or the disk is full.
     """
     found = open_model(source)
     torch.manual_seed(0)
@@ -67,9 +66,6 @@ def write_shapes(
         expected = f"at most {config.max_positions}, the positions of the model"
         raise UsageError("--lengths", given=lengths[-1], expected=expected, fix="Give shorter lengths.")
     directory = Path(directory)
-    if directory.exists() and not replace:
-        given, fix = Raw("something there"), "Choose another place, or replace it with --replace."
-        raise UsageError(f"--out {directory}", given=given, expected="a free path", fix=fix)
     grid = grid_of(config)
     shapes = grid.shapes(widest(config))
     names = [Shape.of(shape) for shape in shapes]

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from export.estimate.devices import DEFAULT_BOARD
-from export.estimate.predictions import Predictions, read_predictions
+from export.estimate.predictions import PredictedLatencies, read_latencies
 from export.estimate.roofline import predict
 from export.estimate.sizes import USUAL_BATCHES, USUAL_LENGTHS
 from export.estimate.work import transformer_work
@@ -27,7 +27,7 @@ _TASKS = {"sts-b": "STS-B", "mrpc": "MRPC", "cola": "CoLA", "sts-b-lean": "STS-B
 def pages() -> dict[Path, str]:
     """Return LIMITS.md, with its tables made from the records."""
     tables = {f"export/reduce/{table.title}.json": table for table in (_teachers(), _recipes(), _variants())}
-    tables["export/reduce/predicted.json"] = read_predictions(PREDICTED).table()
+    tables["export/reduce/predicted.json"] = read_latencies(PREDICTED).table()
     for split in ("holdout", "dev"):
         tables[", ".join(f"export/reduce/int8/{run}.{split}.json" for run in _RUNS)] = _int8(split)
     return {PAGE: with_tables(PAGE.read_text(), "python -m export.reduce.tables", tables)}
@@ -48,14 +48,14 @@ def _trainings(name: str, heads: Sequence[str], cells: Callable[[dict[str, Any]]
     return Table(name, ("task, n", "peak rate", *heads), rows)
 
 
-def predicted() -> Predictions:
+def predicted() -> PredictedLatencies:
     """Predict all-MiniLM-L6-v2 with every layer of one shape."""
     found = []
     for heads, tokens, rows in product((12, 8, 6, 4, 3), USUAL_LENGTHS, USUAL_BATCHES):
         config = TransformerConfig(architecture="bert", dim=384, layers=(LayerShape(heads, 32, 128 * heads),) * 6)
         one = predict(transformer_work(config, tokens, rows), None, DEFAULT_BOARD.mode)
         found.append((f"{heads} heads, {128 * heads:,} units", f"{tokens} tokens, batch {rows}", one))
-    return Predictions.of(found)
+    return PredictedLatencies.of(found)
 
 
 def _teachers() -> Table:

@@ -29,7 +29,7 @@ OFFERED: tuple[Strategy, ...] = ("search", "uniform")
 def parse_target(text: str) -> Target:
     """Return the target of ``--for``; raise a UsageError that lists all."""
     if text == THIS:
-        return "this"
+        return THIS
     if text in BOARD_MODES:
         return BOARD_MODES[text]
     expected = f"{THIS}, which is measured here, or one of {', '.join(BOARD_MODES)}"

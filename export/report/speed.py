@@ -16,7 +16,7 @@ from export.models.transformer import LayerShape, TransformerConfig
 from export.training.runs import RunConfig, Speedup
 
 
-class Predicted(msgspec.Struct, frozen=True):
+class PredictedSpeed(msgspec.Struct, frozen=True):
     """The predicted latency of a run of the model.
 
     Attributes:
@@ -48,7 +48,7 @@ class Speed(msgspec.Struct, frozen=True):
     device: str
     power_mode: str
     label: Label
-    predicted: tuple[Predicted, ...]
+    predicted: tuple[PredictedSpeed, ...]
 
 
 def speed_of(config: RunConfig, architecture: Architecture) -> Speed:
@@ -67,7 +67,7 @@ def speed_of(config: RunConfig, architecture: Architecture) -> Speed:
         return predict(transformer_work(config, tokens, rows, outputs), None, DEFAULT_BOARD.mode)
 
     predictions = [
-        Predicted(
+        PredictedSpeed(
             None if model.image_size else tokens,
             rows,
             one.milliseconds,

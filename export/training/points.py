@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Final
 
 import msgspec
 
@@ -10,7 +11,7 @@ from edge.bench.layer_latencies import Comparison, Label
 from edge.errors import UsageError
 
 #: The device of a plan for this machine, whose times are measured.
-THIS = "this"
+THIS: Final = "this"
 #: Most rows of a run of an exported model.
 MAX_BATCH_SIZE = 32
 _MOST_TOKENS = 512

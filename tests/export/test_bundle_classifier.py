@@ -14,7 +14,7 @@ from edge.errors import BundleError, UsageError
 from edge.runtimes.build import build
 from export.bundle.accuracy import outputs_by_row, predictions_of
 from export.bundle.clients import ClientInputs, profiles_of
-from export.bundle.targets import tier_names
+from export.bundle.new_bundles import tier_names
 from export.cli.export import export
 from export.cli.finetune import finetune
 from export.data.tokens import load_tokenizer

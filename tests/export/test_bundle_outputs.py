@@ -14,6 +14,7 @@ from export.cli.frontier import frontier
 from export.cli.pack import pack
 from export.cli.reduce import reduce
 from export.cli.route import route
+from export.cli.shapes import shapes
 from export.cli.train import train
 from tests.support.task_data import invoke
 
@@ -27,7 +28,7 @@ def place(sst2, tmp_path):
     for name in ("full", "lean", "earlier"):
         shutil.copytree(sst2 / "SST-2", root / name)
     (root / "link").symlink_to(root / "full")
-    files = ("photos/cat.jpg", "bundles/sst2-1/manifest.json", "bundles/photos-1/cat.jpg")
+    files = ("photos/cat.jpg", "bundles/sst2-1/manifest.json", "bundles/photos-1/cat.jpg", "timed/shapes.json")
     for name in (*files, "figures.json", "file", "own.onnx"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
@@ -46,6 +47,7 @@ EXISTING = [
     (finetune, ("sst-2", *MODEL, "model", "--name", "earlier", *HERE), "earlier: got an existing run"),
     (reduce, ("full", "--out", "earlier"), "earlier: got an existing run"),
     (route, (*RUNS, "--out", "figures.json"), "figures.json: got an existing file"),
+    (shapes, ("model", "--lengths", "8", "--out", "timed"), "timed: got an existing directory of shapes"),
     (export, ("full", "--repository", "bundles", "--name", "sst2"), "sst2-1: got an existing bundle"),
     (pack, ("own.onnx", "--repository", "bundles", "--name", "sst2"), "sst2-1: got an existing bundle"),
 ]
@@ -57,6 +59,8 @@ REFUSED = [
     (finetune, ("sst-2", *MODEL, "model", "--name", "photos", *HERE), "something that is not a run"),
     (finetune, ("sst-2", *MODEL, "model", "--out", "file/below"), "which is not a directory"),
     (reduce, ("link", "--out", "full"), "the path of RUN" + APART),
+    (shapes, ("model", "--lengths", "8", "--out", "model"), "the path of MODEL" + APART),
+    (shapes, ("model", "--lengths", "8", "--out", "photos"), "something that is not a directory of shapes"),
     (reduce, ("full", "--data-dir", "data", "--out", "data/glue/SST-2/x"), "a path inside of the data in" + APART),
     (route, (*RUNS, "--out", "none/figures.json"), "no such directory"),
     (route, (*RUNS, "--out", "full/config.json"), "a path inside of FULL_RUN" + APART),

@@ -16,7 +16,7 @@ from export.cli.export import export
 from export.estimate.devices import DEFAULT_BOARD
 from export.estimate.estimate import estimate_bundle
 from export.papers.looped.bundle import LoopedRuns
-from export.papers.looped.recipes import plan_of
+from export.papers.looped.recipes import training_plan
 from export.papers.looped.train import train_run
 from tests.support.commands import shown
 from tests.support.task_data import invoke
@@ -25,7 +25,7 @@ from tests.support.task_data import invoke
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
     place = tmp_path_factory.mktemp("looped")
-    train_run("linear", plan_of("linear", "small", dim=8, steps=1), place / "run", seed=0)
+    train_run("linear", training_plan("linear", "small", dim=8, steps=1), place / "run", seed=0)
     return Bundle.open(export_bundle(LoopedRuns([place / "run"]), place).bundle)
 
 

@@ -14,7 +14,7 @@ from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.data.tokens import sorted_batches
 from export.errors import DataError
 from export.generate.model import ReadOut
-from export.generate.tokenizer import Encoded
+from export.generate.tokenizer import EncodedExample
 from export.models.convert import to_onnx
 from export.papers.backward.bundle import FoldedHead, fold
 from export.papers.backward.head import BackwardHead, HeadConfig, create
@@ -237,7 +237,7 @@ def sequences_of(backbone, number, seed):
         while len(ids) < length:
             logits = 3 * backbone(ids[None])[0, -1].detach() @ weight.T + bias
             ids = torch.cat([ids, torch.multinomial(logits.softmax(0), 1, generator=generator)])
-        found.append(Encoded(ids.numpy().astype(np.int32), np.arange(length) >= 2))
+        found.append(EncodedExample(ids.numpy().astype(np.int32), np.arange(length) >= 2))
     return found
 
 
@@ -255,7 +255,7 @@ def sequences(backbone):
 def cached(backbone, sequences):
     """Hidden states to train on and to choose with."""
     holdout = sequences_of(backbone, 60, seed=1)
-    unlearnt = Encoded(np.zeros(20, np.int32), np.arange(20) == 0)  # nothing predicts a first token
+    unlearnt = EncodedExample(np.zeros(20, np.int32), np.arange(20) == 0)  # nothing predicts a first token
     return [hidden_states(backbone, some, batch_size=4) for some in ([*sequences, *4 * [unlearnt]], holdout)]
 
 

@@ -147,7 +147,7 @@ def test_an_unfinished_line_is_computed_again_and_a_malformed_one_reported(tmp_p
     (out / "records.jsonl").unlink()
     assert list(read_records(out, Product)) == ["seed0", "seed1"]
     (out / "records.jsonl").write_bytes(b"{}\n" + lines)
-    with pytest.raises(CheckpointError, match=r"records\.jsonl, line 3: got .*, expected a record\. Delete the line"):
+    with pytest.raises(CheckpointError, match=r"records\.jsonl, line 1: got .*, expected a record\. Delete the line"):
         run_experiment(Products(Settings(5), marks), out, plots=False)
 
 

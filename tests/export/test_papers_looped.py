@@ -17,7 +17,7 @@ from export.papers.looped.baselines import BASELINES
 from export.papers.looped.measure import TaskResult, error_path, pair_errors, stopping_of
 from export.papers.looped.model import PromptTransformer, Trajectory
 from export.papers.looped.prompts import draw_prompts
-from export.papers.looped.recipes import Curriculum, Rising, plan_of
+from export.papers.looped.recipes import Curriculum, Rising, training_plan
 from export.papers.looped.run import group_name, open_runs, tasks_of
 from export.papers.looped.train import train_run
 from export.training.checkpoint import save
@@ -31,9 +31,9 @@ from tests.support.task_data import invoke
 def runs(tmp_path_factory):
     """Directories of a trained unlooped model, and of looped ones with random weights, two of them seeds of one."""
     place = tmp_path_factory.mktemp("runs")
-    plan = plan_of("linear", "small", dim=8, injection=None, layers=2, steps=1)
+    plan = training_plan("linear", "small", dim=8, injection=None, layers=2, steps=1)
     train_run("linear", plan, place / "unlooped", seed=0)
-    trainer = "; ".join(str(stage.curriculum) for stage in plan_of("linear", "small").stages)
+    trainer = "; ".join(str(stage.curriculum) for stage in training_plan("linear", "small").stages)
     write_run(place / "seed0", "linear", trainer=trainer)
     write_run(place / "seed1", "linear", seed=1, trainer=trainer)
     once = Rising(1, 1)
@@ -44,7 +44,7 @@ def runs(tmp_path_factory):
 
 
 def write_run(path, function, *, seed=0, trainer="none", **options):
-    config = plan_of(function, "small", dim=8, **options).config
+    config = training_plan(function, "small", dim=8, **options).config
     torch.manual_seed(seed)
     record = provenance(trainer=trainer, data="none", seed=seed)
     arguments = {"function": function, "config": msgspec.to_builtins(config)}

@@ -36,7 +36,7 @@ from export.papers.looped.prompts import (
     generator_of,
     training_generator,
 )
-from export.papers.looped.recipes import Curriculum, Rising, Stage, plan_of, tuning_plan
+from export.papers.looped.recipes import Curriculum, Rising, Stage, training_plan, tuning_plan
 from export.papers.looped.train import TEACHER_SHARE, PromptObjective
 from export.training.recipe import Recipe
 
@@ -178,9 +178,9 @@ def make_prompts(number=4, points=6, seed=0):
 
 
 def test_parameter_counts_are_those_of_the_papers():
-    assert PromptTransformer(plan_of("linear", "small").config).parameter_count == 50_561
-    paper = PromptTransformer(plan_of("linear", "paper").config).parameter_count
-    unlooped = PromptTransformer(plan_of("linear", "paper", injection=None).config).parameter_count
+    assert PromptTransformer(training_plan("linear", "small").config).parameter_count == 50_561
+    paper = PromptTransformer(training_plan("linear", "paper").config).parameter_count
+    unlooped = PromptTransformer(training_plan("linear", "paper", injection=None).config).parameter_count
     assert (paper, unlooped) == (795_905, 9_483_265)  # 0.79 and 9.48 million
     assert unlooped / paper == pytest.approx(12, rel=0.01)
 
@@ -251,7 +251,7 @@ def test_a_learner_is_compared_with_its_teacher_after_as_many_loops():
     expected = (1 - TEACHER_SHARE) * (learnt - ys).square().mean() + TEACHER_SHARE * (learnt - wanted).square().mean()
     assert taught.loss(batch, 0.0).item() == pytest.approx(float(expected.detach()), rel=1e-5)
     assert taught.fingerprint() != alone.fingerprint()
-    last = tuning_plan("linear", plan_of("linear", "small").config, 3).stages[0].curriculum
+    last = tuning_plan("linear", training_plan("linear", "small").config, 3).stages[0].curriculum
     assert (last.loops.end, last.drawn_loops, last.window, last.dims.start) == (30, 8, 8, 5)
 
 
@@ -305,7 +305,7 @@ def test_the_graphs_compute_the_loops_of_prompts_of_any_length_side_by_side():
 )
 def test_prompts_and_loops_have_grown_after_the_same_share_of_any_training(size, function, all_steps, grown, injection):
     for steps in all_steps:
-        stage = plan_of(function, size, injection=injection, steps=steps).stages[0]
+        stage = training_plan(function, size, injection=injection, steps=steps).stages[0]
         curriculum = stage.curriculum
         for rising, share in zip((curriculum.dims, curriculum.points, curriculum.loops), grown[injection], strict=True):
             last = round(share * stage.steps) + 2  # for rounding

@@ -35,7 +35,7 @@ from export.papers.looped.model import (
 )
 from export.papers.looped.options import SizeOptions
 from export.papers.looped.prompts import draw_prompts
-from export.papers.looped.recipes import Plan, plan_of
+from export.papers.looped.recipes import TrainingPlan, training_plan
 from export.papers.looped.reduce import layer_inputs, reduced_loop
 from export.papers.looped.train import Start, load_run, train_run
 from export.training.provenance import processor
@@ -50,7 +50,7 @@ compiled = partial(compile_onnx, flavor="tensorrt_rtx", compute_capability="SM86
 def make_model():
     """Return a model whose state settles slowly, as training makes it."""
     torch.manual_seed(0)
-    model = PromptTransformer(plan_of("linear", "small", dim=16).config).eval()
+    model = PromptTransformer(training_plan("linear", "small", dim=16).config).eval()
     with torch.no_grad():
         for parameter in model.layers.parameters():
             if parameter.dim() > 1:
@@ -91,7 +91,7 @@ def test_the_calibration_reads_what_the_layer_reads_in_every_loop():
 def run(tmp_path_factory):
     """A run of a model that was not trained."""
     directory, model = tmp_path_factory.mktemp("runs") / "dense", make_model()
-    train_run("linear", Plan(model.config, ()), directory, seed=0, start=Start(model, "made"))
+    train_run("linear", TrainingPlan(model.config, ()), directory, seed=0, start=Start(model, "made"))
     return directory
 
 
@@ -218,7 +218,7 @@ def test_an_unlooped_model_is_trained_in_bf16_and_not_served(tmp_path):
 
 
 def test_an_interrupted_training_resumes_in_its_stage(tmp_path):
-    plan = plan_of("linear", "small", dim=8, steps=6)
+    plan = training_plan("linear", "small", dim=8, steps=6)
     whole = train_run("linear", plan, tmp_path / "whole", seed=0)
     with pytest.raises(KeyboardInterrupt):
         train_run("linear", plan, tmp_path / "again", seed=0, observer=Seen(7))  # in the second stage
@@ -236,7 +236,7 @@ def test_an_interrupted_training_resumes_in_its_stage(tmp_path):
 
 def model_of(size):
     torch.manual_seed(0)
-    return PromptTransformer(plan_of("linear", size).config).eval()
+    return PromptTransformer(training_plan("linear", size).config).eval()
 
 
 def profile_of(inputs, least):

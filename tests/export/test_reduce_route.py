@@ -16,7 +16,7 @@ from export.finetune.predictions import encode_predictions, read_predictions
 from export.finetune.text_tasks import TASKS
 from export.reduce.route import Router, pooled_embeddings
 from export.reduce.routing import (
-    Items,
+    Correctness,
     Policy,
     choose,
     diagnose,
@@ -36,7 +36,7 @@ RATIO = 0.4
 def make_items(number=2000, ratio=RATIO):
     """Items of which the lean tier answers 80 % right and the full one 90 %, independently."""
     lean, full = np.random.default_rng(5).random((2, number)) < [[0.8], [0.9]]
-    return Items(lean.astype(float), full.astype(float), ratio)
+    return Correctness(lean.astype(float), full.astype(float), ratio)
 
 
 def judged_best(items, policy):
@@ -44,7 +44,7 @@ def judged_best(items, policy):
 
 
 def test_the_cost_of_a_cascade_includes_both_tiers():
-    items = Items(np.array([1.0, 0, 0, 1]), np.array([1.0, 1, 0, 0]), 0.25)
+    items = Correctness(np.array([1.0, 0, 0, 1]), np.array([1.0, 1, 0, 0]), 0.25)
     scores = np.array([0.9, 0.1, 0.2, 0.8])
     cascade, linear = judge(items, [(Policy("cascade", scores, cascade=True), 0.5), (Policy("linear", scores), 0.5)])
     assert (cascade.mean_cost, linear.mean_cost, cascade.accuracy) == (0.75, 0.625, 0.75)

@@ -249,6 +249,10 @@ def test_labels_in_columns_of_arrow(tmp_path):
     table = pyarrow.table({"text": [f"text {number}" for number in range(40)], "label": [0, 1] * 20})
     parquet.write_table(table.replace_schema_metadata({"huggingface": json.dumps(names)}), path)
     assert describe(path, None, Choices()).labels == ("eng", "nan")
+    table = table.set_column(1, "label", [[0, 1] * 19 + [0, 2]])
+    parquet.write_table(table.replace_schema_metadata({"huggingface": json.dumps(names)}), path)
+    with pytest.raises(DataError, match=r"row 40 .*: got 2, expected the number of a class, 0 to 1\. Correct it"):
+        describe(path, None, Choices())
 
 
 @pytest.mark.parametrize(

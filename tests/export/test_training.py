@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from edge.bundles.manifest import Measure
 from export.papers.looped.model import PromptTransformer
 from export.papers.looped.prompts import FUNCTION_CLASSES
-from export.papers.looped.recipes import plan_of
+from export.papers.looped.recipes import training_plan
 from export.papers.looped.train import PromptObjective
 from export.training.intervals import Sample, across_seeds, average, mean_measure, with_interval
 from export.training.trainer import train
@@ -17,7 +17,7 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 def plan_for(name):
-    return plan_of(name, "small", dim=16, steps=1)
+    return training_plan(name, "small", dim=16, steps=1)
 
 
 def trained_one_step(device="cpu", name="linear", **changes):

@@ -129,19 +129,31 @@ class TrainedHead(NamedTuple):
         model = manifest.files[manifest.tiers[0].artifacts[0].file]
         program = HeadProgram(
             base=HeadBase(name=manifest.name, version=manifest.version, sha256=model.sha256),
-            tensors=_TENSORS, logits="logits", alpha="alpha", moved="moved", keys="keys", values="values",
-            temperatures="temperatures", layers=len(layers),
-        )  # fmt: skip
+            tensors=_TENSORS,
+            logits="logits",
+            alpha="alpha",
+            moved="moved",
+            keys="keys",
+            values="values",
+            temperatures="temperatures",
+            layers=len(layers),
+        )
         sizes = {"rows": (1, 1, most), "vocabulary": (1, vocabulary, vocabulary), "one": (1, 1, 1)}
         sizes |= {"heads": (1, 1, _MOST_HEADS), "width": (1, 32, _MOST_WIDTH)}
         exported = checked_file(
-            data, part, _FILE, "any", "fp32", role="head", golden=_PART_GOLDEN,
+            data,
+            part,
+            _FILE,
+            "any",
+            "fp32",
+            role="head",
+            golden=_PART_GOLDEN,
             inputs=tuple(
                 TensorSpec(name, "FP32", tuple(1 if of == "one" else -1 for of in axes)) for name, axes in _AXES.items()
             ),
             outputs=(TensorSpec("moved", "FP32", (-1, -1)),),
             profile={name: Profile(*zip(*(sizes[of] for of in _AXES[name]), strict=True)) for name in _AXES},
-        )  # fmt: skip
+        )
         tensors = {"logits": vocabulary, "alpha": 1}
         made = Manifest(
             name=self.name,

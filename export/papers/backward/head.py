@@ -6,9 +6,9 @@ the query at a position from the mean of the values under the model's own probab
     X = g ⊙ E / rms(E),   K = X W_K,   U = X W_V
     p_h = softmax(z / τ_h),   q = [p_1 U_1, …, p_H U_H] W_Q,   s = Σ_h q_h K_hᵀ / √d_h,   z' = z + α s
 
-α starts at 0, so that a new head is exactly the model. It is then the only
-parameter with a gradient; the others have one as soon as it has moved. Several layers follow one another, each with
-parameters of its own. Each layer adds to the logits a linear map of rank d of the probabilities.
+α starts at 0, so that a new head is exactly the model. It is then the only parameter with a gradient; the others have
+one as soon as it has moved. Several layers follow one another, each with parameters of its own. Each layer adds to the
+logits a linear map of rank d of the probabilities.
 
 The paper itself has another form, ``literal``. There, the weights of the values are the logits divided by V. With
 probabilities instead, s would be of the size of 1 / V, for GPT-2 2e-5 at most, and its softmax uniform. What the head

@@ -17,7 +17,7 @@ from export.generate.evaluate import encode_fitting
 from export.generate.finetune import trainable, unfrozen, with_lora
 from export.generate.formats import Example, Source, read_source
 from export.generate.model import Base
-from export.generate.tokenizer import Encoded, TextTokenizer
+from export.generate.tokenizer import EncodedExample, TextTokenizer
 from export.generate.train import read_corpus
 from export.papers.backward.training import LowRankAdapter, Temperature, VocabularyBias, new_head
 
@@ -43,7 +43,7 @@ class Method(NamedTuple):
 
     @contextmanager
     def applied(self, base: Base, module: nn.Module | None) -> Iterator[PreTrainedModel]:
-        """Return the language model with what was trained, during the block."""
+        """Yield the language model with what was trained."""
         if module is not None and self.of_model:
             yield cast("PreTrainedModel", module)
         else:
@@ -108,10 +108,10 @@ class Task(NamedTuple):
         test: the examples of the test split, and ``test_rows`` the same as tokens.
     """
 
-    train: list[Encoded]
-    holdout: list[Encoded]
+    train: list[EncodedExample]
+    holdout: list[EncodedExample]
     test: tuple[Example, ...]
-    test_rows: list[Encoded]
+    test_rows: list[EncodedExample]
 
 
 def read_task(path: Path, tokenizer: TextTokenizer, positions: int, limit: int) -> Task:

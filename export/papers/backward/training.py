@@ -26,7 +26,7 @@ from export.data.tokens import sorted_batches
 from export.errors import CheckpointError, DataError
 from export.generate.evaluate import completion_limit, evaluate, padded
 from export.generate.model import Base, BaseIdentity, LastStates, ReadOut, positions_of
-from export.generate.tokenizer import Encoded
+from export.generate.tokenizer import EncodedExample
 from export.generate.train import Corpus
 from export.papers.backward.head import BackwardHead, HeadConfig, create
 from export.training.checkpoint import fingerprint, load, save
@@ -100,7 +100,7 @@ class HiddenStates(NamedTuple):
 
 
 @torch.no_grad()
-def hidden_states(backbone: Backbone, sequences: Sequence[Encoded], batch_size: int = 8) -> HiddenStates:
+def hidden_states(backbone: Backbone, sequences: Sequence[EncodedExample], batch_size: int = 8) -> HiddenStates:
     """Return the states before the tokens with a loss; they are in a temporary file, not in memory.
 
     Args:

@@ -13,7 +13,7 @@ from edge.bundles.manifest import Measure
 from export.data.expressions import LONG_TERMS
 from export.estimate.devices import DEFAULT_BOARD
 from export.estimate.parts import predict_file
-from export.estimate.predictions import Predictions, read_predictions
+from export.estimate.predictions import PredictedLatencies, read_latencies
 from export.models.convert import to_onnx
 from export.papers.calculator.benchmark import PAPER_SCORE, SCORE, SPLIT
 from export.papers.calculator.figures import figures_of
@@ -157,7 +157,7 @@ def search_table(records: Mapping[str, Trial]) -> Table:
     return Table("Search", heads, rows, texts=2)
 
 
-def predicted() -> Predictions:
+def predicted() -> PredictedLatencies:
     """Predict the networks on a Jetson."""
     predictions = []
     for name in NAMES:
@@ -165,7 +165,7 @@ def predicted() -> Predictions:
         for rows in (1, 64):
             one = predict_file(data, {"x": (rows, 15)}, DEFAULT_BOARD.mode, name)
             predictions.append((name.removeprefix("calculator-"), f"{rows} row{'s' * (rows > 1)}", one))
-    return Predictions.of(predictions)
+    return PredictedLatencies.of(predictions)
 
 
 def _models() -> dict[str, list[RunRecord]]:
@@ -175,7 +175,7 @@ def _models() -> dict[str, list[RunRecord]]:
 def pages() -> dict[Path, str]:
     """Return the documents, with their tables made from the records."""
     vary, losses = (read_records(RESULTS / name, Variation) for name in ("variations", "benchmark_loss"))
-    predictions = read_predictions(RESULTS / "predicted.json").table("FP32", speeds=False)
+    predictions = read_latencies(RESULTS / "predicted.json").table("FP32", speeds=False)
     tables = {
         "RESULTS.md": {"models": sums_tables(results_of(_models())), "predicted.json": [predictions]},
         "VARIATIONS.md": {

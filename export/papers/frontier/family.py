@@ -58,8 +58,7 @@ from export.quantize.precision import fused
 from export.quantize.ranges import Scheme, input_ranges
 from export.reduce.grid import grid_of
 from export.reduce.latency import measure_times
-from export.reduce.plan import LayerPlan, check_speedup
-from export.reduce.plan import ReductionPlan as Plan
+from export.reduce.plan import LayerPlan, ReductionPlan, check_speedup
 from export.reduce.run import reduce_run
 from export.reduce.target import LATENCIES, Strategy
 from export.training.device import device_of
@@ -264,7 +263,7 @@ def time_files(answered: Answered, inputs: Inputs, directory: Path, watch: Watch
     for run, precision in keys:
         left_out = [None] * (len(answered.layers[DENSE]) - len(answered.layers[run]))
         layers = (*(LayerPlan(shape) for shape in answered.layers[run]), *left_out)
-        plan = Plan(answered.dim, answered.layers[DENSE], layers)
+        plan = ReductionPlan(answered.dim, answered.layers[DENSE], layers)
         for tokens, ratios in ((round(answered.mean_tokens), speedups), (FIXED_TOKENS, fixed_speedups)):
             check_speedup(plan, tokens, ratios[run, precision] / ratios[DENSE, precision])
     return Timed(

@@ -36,7 +36,7 @@ class Frontier(Experiment[Record]):
         self, settings: Settings, paths: tuple[Path, Path, Path] | None = None, *, trainings: bool = False
     ) -> None:
         self.settings, self._paths, self._trainings = settings, paths, trainings
-        self._found: Summary | None = None
+        self._found: tuple[Mapping[str, Record], Summary | None] | None = None
         names = ("seeds", "controls")
         self.extensible = tuple(f"frontier.tasks.{task}.{name}" for task in settings.frontier.tasks for name in names)
 
@@ -83,7 +83,7 @@ class Frontier(Experiment[Record]):
 
     def _summary(self, records: Mapping[str, Record]) -> Summary | None:
         """Return the summary of the measured families, task by task, which takes seconds; None without any."""
-        if self._found is None:
+        if self._found is None or self._found[0] is not records:
             families = []
             for task in self.settings.frontier.tasks:
                 names = [name for name in records if name.startswith(f"{task}-seed") and name + _TIMES in records]
@@ -92,5 +92,5 @@ class Frontier(Experiment[Record]):
                     assert answered
                     assert timed
                     families.append(measured(answered, timed))
-            self._found = Summary(families, self.settings.frontier) if families else None
-        return self._found
+            self._found = records, Summary(families, self.settings.frontier) if families else None
+        return self._found[1]

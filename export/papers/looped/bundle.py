@@ -155,9 +155,17 @@ def _tier(
     states = tuple(TensorSpec(key, "FP32", (-1, -1, config.dim)) for key in ("prompt", "state"))
     specs, profile = _client_inputs(config)
     first = checked_file(
-        embed, embed_golden, f"{name}.embed.onnx", "any", "fp32", role="embed", inputs=specs, outputs=states,
-        profile=profile, golden=goldens["embed"],
-    )  # fmt: skip
+        embed,
+        embed_golden,
+        f"{name}.embed.onnx",
+        "any",
+        "fp32",
+        role="embed",
+        inputs=specs,
+        outputs=states,
+        profile=profile,
+        golden=goldens["embed"],
+    )
     files |= {f"{name}.golden.npz": loop_golden, goldens["embed"]: embed_golden, goldens["step"]: step_golden}
     files[first.artifact.file], artifacts = first, [first.artifact]
     tokens = _profile((3, config.dim), (2 * config.points - 1, config.dim))
@@ -169,11 +177,18 @@ def _tier(
         outputs, worst = _loop(embed, data, inputs, -1.0), worst_tolerance(step_golden, precision)
         whole = check_outputs(outputs, loop_golden, worst, f"{file}, {_MAX_LOOPS} loops").max_abs_diff
         files[file] = step = checked_file(
-            data, step_golden, file, runtime, precision, least=whole, role="step", golden=goldens["step"],
+            data,
+            step_golden,
+            file,
+            runtime,
+            precision,
+            least=whole,
+            role="step",
+            golden=goldens["step"],
             inputs=(*states, TensorSpec("last", "INT64", (-1, 1))),
             outputs=(TensorSpec(STEP_OUTPUTS[0], "FP32", (-1, -1, config.dim)), *_NUMBERS),
             profile={"state": tokens, "prompt": tokens, "last": _profile((1,), (1,))},
-        )  # fmt: skip
+        )
         artifacts.append(step.artifact)
         if name not in loops:
             loops[name] = float(_loop(embed, data, inputs, PROGRAM.tolerance)["loops"].mean())

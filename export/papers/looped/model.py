@@ -64,9 +64,13 @@ class PromptConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     def transformer(self) -> TransformerConfig:
         """The layers: GPT-2's, pre-LN and causal."""
         return TransformerConfig(
-            architecture="gpt2", dim=self.dim, layers=self.shapes, max_positions=2 * self.points, norm_eps=1e-5,
+            architecture="gpt2",
+            dim=self.dim,
+            layers=self.shapes,
+            max_positions=2 * self.points,
+            norm_eps=1e-5,
             tanh_gelu=True,
-        )  # fmt: skip
+        )
 
 
 def gpt2_shapes(dim: int, heads: int, layers: int) -> tuple[LayerShape, ...]:

@@ -102,13 +102,15 @@ def train_looped(
     tensorboard: Path | None,
 ) -> RunMetrics:
     """Train one model of :data:`export.papers.looped.NAMES`; see :func:`export.papers.looped.train.train_run`."""
-    from export.papers.looped.recipes import plan_of
+    from export.papers.looped.recipes import training_plan
     from export.papers.looped.train import train_run
 
     function = name.removeprefix(PREFIX)
     injection: Any = None if options.unlooped else options.injection or "add"
     size: Any = options.size
-    plan = plan_of(function, size, injection=injection, layers=options.layers, dim=options.dim, steps=options.steps)
+    plan = training_plan(
+        function, size, injection=injection, layers=options.layers, dim=options.dim, steps=options.steps
+    )
     if options.stages and options.stages > len(plan.stages):
         expected = f"at most {len(plan.stages)}, the stages of this plan"
         raise UsageError("--stages", given=options.stages, expected=expected, fix="Leave --stages out for all of them.")

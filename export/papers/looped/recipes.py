@@ -70,14 +70,14 @@ class Stage(msgspec.Struct, frozen=True):
         return self.recipe.epochs * self.steps_per_epoch
 
 
-class Plan(msgspec.Struct, frozen=True):
+class TrainingPlan(msgspec.Struct, frozen=True):
     """The shape of a model, and the stages of its training."""
 
     config: PromptConfig
     stages: tuple[Stage, ...]
 
 
-def plan_of(
+def training_plan(
     function: str,
     size: Size,
     *,
@@ -85,7 +85,7 @@ def plan_of(
     layers: int | None = None,
     dim: int | None = None,
     steps: int | None = None,
-) -> Plan:
+) -> TrainingPlan:
     """Return how to train a model on a function class.
 
     Args:
@@ -104,7 +104,7 @@ def plan_of(
     return make(function, injection, layers, dim, steps)
 
 
-def tuning_plan(function: str, config: PromptConfig, steps: int) -> Plan:
+def tuning_plan(function: str, config: PromptConfig, steps: int) -> TrainingPlan:
     """Return the plan of a further training: the last stage of the model's own plan, from the end of its curriculum.
 
     Args:
@@ -112,19 +112,21 @@ def tuning_plan(function: str, config: PromptConfig, steps: int) -> Plan:
         steps: 0 is a plan without training.
     """
     if not steps:
-        return Plan(config, ())
-    size: Size = "small" if config.dims == plan_of(function, "small").config.dims else "paper"
+        return TrainingPlan(config, ())
+    size: Size = "small" if config.dims == training_plan(function, "small").config.dims else "paper"
     layers = len(config.shapes)
-    stage = plan_of(function, size, injection=config.injection, layers=layers, steps=steps).stages[-1]
+    stage = training_plan(function, size, injection=config.injection, layers=layers, steps=steps).stages[-1]
     loops = stage.curriculum.loops.end
     ends = {"dims": config.dims, "points": config.points, "loops": loops}
     curriculum = replace(stage.curriculum, **{name: Rising(end, end) for name, end in ends.items()})
     rate = stage.recipe.peak_learning_rate / 2  # the weights are trained already
     recipe = replace(stage.recipe, peak_learning_rate=rate, schedule="cosine", final_share=0.0)
-    return Plan(config, (_stage("tune", steps, recipe, curriculum, loops, round(_TUNING_WARMUP_SHARE * steps)),))
+    return TrainingPlan(
+        config, (_stage("tune", steps, recipe, curriculum, loops, round(_TUNING_WARMUP_SHARE * steps)),)
+    )
 
 
-def _small(function: str, injection: Injection | None, layers: int, dim: int, steps: int | None) -> Plan:
+def _small(function: str, injection: Injection | None, layers: int, dim: int, steps: int | None) -> TrainingPlan:
     """Five dimensions and ten pairs; 20 pairs for trees and networks, which need more.
 
     The first stage finds a solution within few loops; the second, with drawn numbers of loops, makes it a fixed point.
@@ -138,7 +140,7 @@ def _small(function: str, injection: Injection | None, layers: int, dim: int, st
         # 5,000 steps of 12 layers, with gradients in all, cost what both stages of a looped model do; those of fewer
         # layers cost less.
         recipe = replace(_SMALL, peak_learning_rate=3e-3) if layers < 4 else _SMALL
-        return Plan(config, (_stage("unlooped", steps * 10 // 3, recipe, Curriculum(dims, points), 1),))
+        return TrainingPlan(config, (_stage("unlooped", steps * 10 // 3, recipe, Curriculum(dims, points), 1),))
     solve = Curriculum(dims, points, Rising(6, 12, 2, interval), window=6)
     settle = Curriculum(Rising(5, 5), Rising(pairs + 1, pairs + 1), Rising(30, 30), window=8, drawn_loops=8)
     stages = (
@@ -147,10 +149,10 @@ def _small(function: str, injection: Injection | None, layers: int, dim: int, st
         # rate 1.1 times (one seed).
         _stage("settle", max(1, steps * 8 // 3), replace(_SMALL, peak_learning_rate=6e-3), settle, 30),
     )
-    return Plan(config, stages)
+    return TrainingPlan(config, stages)
 
 
-def _paper(function: str, injection: Injection | None, layers: int, dim: int, steps: int | None) -> Plan:
+def _paper(function: str, injection: Injection | None, layers: int, dim: int, steps: int | None) -> TrainingPlan:
     """Twenty dimensions, the curricula of Garg et al. 2022 and of the paper's public code, 500,000 steps."""
     long = function in ("tree", "relu")
     config = PromptConfig(
@@ -164,7 +166,7 @@ def _paper(function: str, injection: Injection | None, layers: int, dim: int, st
     curriculum = Curriculum(dims, points)
     if injection:
         curriculum = Curriculum(dims, points, Rising(window, loops, 2, of_loops), window=window)
-    return Plan(config, (_stage("paper", steps, _PAPER, curriculum, curriculum.loops.end, 0),))
+    return TrainingPlan(config, (_stage("paper", steps, _PAPER, curriculum, curriculum.loops.end, 0),))
 
 
 def _stage(

@@ -10,7 +10,7 @@ import msgspec
 
 from export.estimate.devices import DEFAULT_BOARD
 from export.estimate.parts import predict_file
-from export.estimate.predictions import Predictions, read_predictions
+from export.estimate.predictions import PredictedLatencies, read_latencies
 from export.models.transformer import LayerShape
 from export.papers.experiment import REPORT, ExperimentReport, Part, read_records, read_settings, report_on
 from export.papers.looped.bundle import usual_steps
@@ -52,19 +52,32 @@ def page_tables(records: Mapping[str, TaskResult], precisions: Mapping[str, Any]
     return {
         "records.jsonl": Table(
             "",
-            ("function", "seeds", "looped, 50,561 parameters", "unlooped, 600,385", "looped / unlooped",
-             "of means over all numbers of pairs"),
+            (
+                "function",
+                "seeds",
+                "looped, 50,561 parameters",
+                "unlooped, 600,385",
+                "looped / unlooped",
+                "of means over all numbers of pairs",
+            ),
             main,
             2,
         ),
         "precisions.json": Table(
             "",
-            ("model", "precision", "error, 30 loops", "error at tolerance 0.05", "mean loops to it",
-             "not reached in 32 loops", "speed relative to full FP32, 1 / 8 / 64 rows"),
+            (
+                "model",
+                "precision",
+                "error, 30 loops",
+                "error at tolerance 0.05",
+                "mean loops to it",
+                "not reached in 32 loops",
+                "speed relative to full FP32, 1 / 8 / 64 rows",
+            ),
             quantised,
             2,
         ),
-    }  # fmt: skip
+    }
 
 
 def published() -> ExperimentReport[TaskResult]:
@@ -76,13 +89,13 @@ def published() -> ExperimentReport[TaskResult]:
 def pages() -> dict[Path, str]:
     """Return RESULTS.md and the report, with their tables made from the records."""
     report, precisions = published(), msgspec.json.decode((RESULTS / "precisions.json").read_bytes())
-    tables = page_tables(report.records, precisions) | {"predicted.json": read_predictions(_PREDICTED).table()}
+    tables = page_tables(report.records, precisions) | {"predicted.json": read_latencies(_PREDICTED).table()}
     by_record = {f"export/papers/looped/results/{name}": table for name, table in tables.items()}
     page = with_tables(_PAGE.read_text(), "python -m export.papers.looped.tables", by_record)
     return {_PAGE: page, RESULTS / REPORT: report.page}
 
 
-def predicted() -> Predictions:
+def predicted() -> PredictedLatencies:
     """Predict a step of the full and of the reduced model on a Jetson."""
     predictions = []
     for name, shape in (("full", LayerShape(4, 16, 256)), ("reduced", LayerShape(4, 8, 128))):
@@ -92,7 +105,7 @@ def predicted() -> Predictions:
             shapes = {key: array.shape for key, array in step_feeds(config, rows).items()}
             one = predict_file(step, shapes, DEFAULT_BOARD.mode, name)
             predictions.append((f"{name}, a step in FP16", f"{rows} row{'s' * (rows > 1)}", one))
-    return Predictions.of(predictions)
+    return PredictedLatencies.of(predictions)
 
 
 def _short(value: Mean | None, form: str = "{:#.2g}") -> str:

@@ -24,7 +24,7 @@ from export.papers.looped.prompts import (
     squared_errors,
     training_generator,
 )
-from export.papers.looped.recipes import Plan, Stage
+from export.papers.looped.recipes import Stage, TrainingPlan
 from export.training.checkpoint import fingerprint, load, save
 from export.training.device import DeviceName, device_of, model_device, multiplying_in
 from export.training.intervals import mean_measure
@@ -153,7 +153,7 @@ def load_run(directory: str | Path) -> tuple[PromptTransformer, RunConfig, RunMe
 
 def train_run(
     name: str,
-    plan: Plan,
+    plan: TrainingPlan,
     directory: str | Path,
     *,
     seed: int,

@@ -32,12 +32,12 @@ class Kind(NamedTuple):
             one file for all of them.
     """
 
-    exportable: Callable[[Target], Exportable]
+    exportable: Callable[[NewBundle], Exportable]
     name_of: Callable[[RunConfig], str] | None = None
     has_tiers: bool = True
 
 
-class Target(NamedTuple):
+class NewBundle(NamedTuple):
     """A bundle to make.
 
     Attributes:
@@ -54,7 +54,7 @@ class Target(NamedTuple):
     artifacts: tuple[str, ...]
 
 
-def targets_of(
+def new_bundles(
     runs: Sequence[Path],
     kind_of: Callable[[RunConfig], Kind],
     repository: Path,
@@ -66,7 +66,7 @@ def targets_of(
     artifacts: tuple[str, ...],
     data_dir: Path | None,
     data: Path | None,
-) -> list[Target]:
+) -> list[NewBundle]:
     """Return the bundles of runs: those of one kind and name are tiers of one bundle, where the kind has tiers.
 
     Args:
@@ -101,7 +101,7 @@ def targets_of(
             _check_single(bundle, tiers, artifacts)
         names = tuple(tier_names(chosen, described, tiers)) if kind.has_tiers else ()
         check_bundle(path, inputs, replace=replace)
-        targets.append(Target(kind, bundle, chosen, names, directory, artifacts or RUNTIMES))
+        targets.append(NewBundle(kind, bundle, chosen, names, directory, artifacts or RUNTIMES))
     return targets
 
 
