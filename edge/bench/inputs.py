@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from edge.bench.plan import LoadPlan
+from edge.bench.load_plan import LoadPlan
 from edge.bundles.bundle import Bundle
 from edge.bundles.programs import LoopProgram
 from edge.client.inference import InferRequest, encode, text

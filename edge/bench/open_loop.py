@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from edge.bench.inputs import requests_of
-from edge.bench.plan import LoadPlan, due_times, limited
+from edge.bench.load_plan import LoadPlan, due_times, limited
 from edge.bench.sender import IN_TIME, OUTCOMES, UNSENT, Sender, SentRequest
 from edge.bench.timing import Percentiles
 from edge.bundles.bundle import Bundle

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from edge.bench.inputs import ModelRequests, drawn
-from edge.bench.plan import LoadPlan
+from edge.bench.load_plan import LoadPlan
 from edge.client.connection import open_channel
 from edge.client.inference import InferRequest, encode
 from edge.errors import Raw, ServerError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from msgspec import json
 
-from edge.bench.plan import ENFORCERS, PATTERNS, POISSON, LoadPlan, OfferedRate
+from edge.bench.load_plan import ENFORCERS, PATTERNS, POISSON, LoadPlan, OfferedRate
 from edge.cli.options import (
     PATH,
     FloatRange,
@@ -46,7 +46,7 @@ _LATENCY: Final = ("latency.p50_ms", "latency.p90_ms", "latency.p99_ms", "latenc
 _SERIES: Final = ("model", "tier", "runtime", "device", "precision", "rows", "where", *_LATENCY)
 _RATIO: Final = ("model", "tier", "rows", "where", "ratio", "low", "high", "rounds")
 _load, _device = section_option(OPEN_LOOP), section_option(ON_DEVICE)
-#: Their arguments have the names of :class:`edge.bench.plan.LoadPlan`.
+#: Their arguments have the names of :class:`edge.bench.load_plan.LoadPlan`.
 _LOAD_OPTIONS = (
     _load("--rate", metavar="RATE", help="Requests per second, or 3x for three times the measured capacity."),
     _load("--arrivals", "pattern", type=click.Choice(PATTERNS), default=POISSON, help="Pattern of the arrivals."),

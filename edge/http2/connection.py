@@ -73,10 +73,7 @@ class Http2Connection(asyncio.Protocol):
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._answered_early: set[int] = set()  # streams whose response has ended and whose request has not
         self._unread = UnreadAnswers(share)
-        self._open = False
-        self._paused = False
-        self._flushing = False
-        self._receiving = False
+        self._open = self._paused = self._flushing = self._receiving = False
         self._loop = asyncio.get_running_loop()
         self._find, self._limits, self._connections = find, limits, connections
         self._last_fields: tuple[Field, ...] = ()
@@ -359,14 +356,12 @@ class Http2Connection(asyncio.Protocol):
                 if (queued := self._http2.queued_body_size()) or self._unread.size_bytes:
                     self._unread.sent(len(data), queued)
                 reset = self._answered_early and not self._paused and self._reset_answered()
-                events = self._http2.events()
-                if events:
+                if events := self._http2.events():
                     self._handle(events)
                 more = events and (self._http2.want_write or not self._http2.want_read)
                 if len(data) < _CHUNK_BYTES and not reset and not more:
                     break
-            if self._waiting:
-                self._wake()
+            self._wake()
         except ngh2.NGH2Error as error:
             self._break(str(error))
         finally:
@@ -374,8 +369,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _reset_answered(self) -> bool:
         """Reset answered streams whose client still sends, once the response is sent (RFC 9113, 8.1)."""
-        sent = [stream_id for stream_id in self._answered_early if not self._http2.queued_body_size(stream_id)]
-        for stream_id in sent:
+        for stream_id in (sent := [one for one in self._answered_early if not self._http2.queued_body_size(one)]):
             self._answered_early.discard(stream_id)
             with if_open:
                 self._http2.reset_stream(stream_id, ngh2.ErrorCode.NO_ERROR)
@@ -387,8 +381,7 @@ class Http2Connection(asyncio.Protocol):
                 self._release(stream_id)
 
     def _release(self, stream_id: int) -> None:
-        waiting = self._waiting.pop(stream_id, None)
-        if waiting and not waiting.done():
+        if (waiting := self._waiting.pop(stream_id, None)) and not waiting.done():
             waiting.set_result(None)
 
     def _break(self, reason: str) -> None:

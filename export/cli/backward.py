@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from edge.cli.options import FloatRange
 from edge.cli.output import json_option, print_json, working
 from edge.errors import UsageError
 from edge.files import sha256
@@ -228,9 +229,7 @@ def compare(
 @_seeds_option
 @click.option("--rank", type=click.IntRange(1), default=32, show_default=True, help="Of the adapters; the paper's.")
 @click.option("--epochs", type=click.IntRange(1), default=20, show_default=True, help="Passes; the best one is kept.")
-@click.option(
-    "--lr", type=click.FloatRange(0, min_open=True), default=RATE, show_default=True, help="Peak learning rate."
-)
+@click.option("--lr", type=FloatRange(0, min_open=True), default=RATE, show_default=True, help="Peak learning rate.")
 @limit_option
 @_resumed_option
 @device_option

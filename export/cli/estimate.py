@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edge.cli.options import FloatRange
 from edge.cli.output import json_option, print_json, print_table, progress
 from edge.cli.profile import parse_lengths
 from export.estimate.devices import DEFAULT_BOARD, DEVICES
@@ -34,7 +35,7 @@ _MODES = "; ".join(f"{', '.join(device.modes)} of {name}" for name, device in DE
 @click.option("--mode", default=DEFAULT_BOARD.power_mode, show_default=True, help=f"Its power mode: {_MODES}.")
 @click.option("--lengths", callback=parse_lengths, help="Tokens, such as 32,128.  [default: 32,128]")
 @click.option("--batch", "batches", callback=parse_lengths, help="Rows of a run, such as 1,8.  [default: 1]")
-@click.option("--loops", type=click.FloatRange(1), help="Of a looped model.  [default: mean of its golden prompts]")
+@click.option("--loops", type=FloatRange(1), help="Of a looped model.  [default: mean of its golden prompts]")
 @json_option
 def estimate(
     bundle: Path,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edge.cli.options import FloatRange
 from edge.cli.output import json_option, print_json, print_table, progress, working
 from edge.errors import UsageError
 from export.bundle.exported import print_exported
@@ -46,7 +47,7 @@ _RANK, _FULL_RATE = 8, 1e-4
 #: Prompts to choose golden ones from, if there are no data.
 _PROMPTS = ("Question: What is 3 + 4?\nAnswer:", "The", "Once upon a time", "1, 2, 3,", "Hello", "In the year 2000")
 _MOST_PROMPTS = 12
-_SHARE = click.FloatRange(0, 1, min_open=True)
+_SHARE = FloatRange(0, 1, min_open=True)
 
 
 @click.group()
@@ -133,7 +134,7 @@ def train(
 @click.option("--epochs", type=click.IntRange(1), default=3, show_default=True, help="Passes; the best one is kept.")
 @click.option(
     "--lr",
-    type=click.FloatRange(0, min_open=True),
+    type=FloatRange(0, min_open=True),
     help=f"Peak learning rate.  [default: {RATE:g}; {_FULL_RATE:g} with --full]",
 )
 @click.option(
@@ -206,7 +207,7 @@ def _print_trained(name: str, directory: Path, metrics: RunMetrics, *, as_json: 
 @click.option(
     "--head", type=DIRECTORY, metavar="RUN", help="Measure the model with this head, of `fewheads language head`."
 )
-@click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--temperature", type=FloatRange(0), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--top-k", type=click.IntRange(0), default=0, show_default=True, help="Draw from so many; 0 is all.")
 @click.option("--beams", type=click.IntRange(1), default=1, show_default=True, help="More than 1 is a beam search.")
 @click.option(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from edge.cli.options import grouped_options
+from edge.cli.options import FloatRange, grouped_options
 from edge.cli.output import remark, working
 from edge.errors import Raw, UsageError
 from export.errors import listed
@@ -34,7 +34,7 @@ batch_option = click.option(
 )
 rate_option = click.option(
     "--lr",
-    type=click.FloatRange(0, min_open=True),
+    type=FloatRange(0, min_open=True),
     default=_RECIPE.peak_learning_rate,
     show_default=True,
     help="Peak learning rate.",
@@ -52,19 +52,19 @@ distillation_options = grouped_options(
     (
         click.option(
             "--imitation",
-            type=click.FloatRange(0, 1),
+            type=FloatRange(0, 1),
             show_default=str(_DISTILLATION.imitation),
             help="With --teacher: weight of the teacher's outputs; the task's own loss has the rest of 1.",
         ),
         click.option(
             "--temperature",
-            type=click.FloatRange(0, min_open=True),
+            type=FloatRange(0, min_open=True),
             show_default=str(_DISTILLATION.temperature),
             help="With --teacher: divides the logits of both models before they are compared.",
         ),
         click.option(
             "--hidden",
-            type=click.FloatRange(0),
+            type=FloatRange(0),
             show_default=str(_DISTILLATION.hidden),
             help="With --teacher: weight of its hidden states, beside the rest of the loss. Each layer follows that of "
             "the teacher at the nearest depth. The widths must be equal; 0 leaves the states out.",

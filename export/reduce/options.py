@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from edge.cli.options import grouped_options
+from edge.cli.options import FloatRange, grouped_options
 from edge.cli.output import progress
 from edge.errors import UsageError
 from export.estimate.devices import BoardMode
@@ -51,7 +51,7 @@ plan_options = grouped_options(
     (
         click.option(
             "--target-speedup",
-            type=click.FloatRange(1, min_open=True),
+            type=FloatRange(1, min_open=True),
             default=2.0,
             show_default=True,
             help="For the whole model: of the mean time over --tokens and --batch, on the device that is planned for.",

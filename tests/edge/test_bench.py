@@ -15,8 +15,8 @@ import pytest
 from edge.__main__ import cli
 from edge.bench import open_loop
 from edge.bench.inputs import drawn, read_texts, requests_of
+from edge.bench.load_plan import LoadPlan, OfferedRate, due_times
 from edge.bench.open_loop import LoadReport, measure
-from edge.bench.plan import LoadPlan, OfferedRate, due_times
 from edge.bench.sender import SentRequest
 from edge.bench.timing import Percentiles
 from edge.bundles.bundle import Bundle

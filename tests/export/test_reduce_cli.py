@@ -197,6 +197,8 @@ def test_devices_and_targets_that_cannot_be_are_rejected(place, first, tmp_path)
         invoke(reduce, *run, "--latency-table", place / "SST-2" / CONFIG)
     with pytest.raises(UsageError, match=r"--tokens: got 200, expected at most \d+, the positions of the model"):
         invoke(reduce, *run, "--tokens", 200)
+    with pytest.raises(UsageError, match="--target-speedup: got nan, expected a number"):
+        invoke(reduce, *run, "--target-speedup", "nan")
     kept, state = place / ".SST-2.reduction", tmp_path / ".SST-2.reduction"
     shutil.copytree(kept, state, ignore=shutil.ignore_patterns("losses-*"))
     message = (

@@ -1,0 +1,143 @@
+"""The comparison of paper 002's mechanisms with others, on one model."""
+
+import json
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from edge.errors import UsageError
+from export.cli.compare import compare
+from export.errors import ReductionError
+from export.finetune.objectives import outputs_of
+from export.finetune.predictions import predict
+from export.papers.adaptive.mechanisms import MECHANISMS, SharedInputs
+from export.papers.adaptive.run import HeadUse, Record, Speed, difference, head_use, multiplications, tables_of
+from export.papers.adaptive.term import (
+    adaptive_term,
+)
+from export.papers.experiment import read_records
+from tests.support.reduction_data import inputs, model
+from tests.support.task_data import invoke
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    dense = model(heads=4, head_dim=16, ffn_dim=64)
+    return SharedInputs(dense, inputs(rows=64), 0, tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(scope="module")
+def made(shared):
+    return cache(lambda name: MECHANISMS[name].make(shared))
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_mechanism_changes_a_copy_ignores_padding_and_trains_in_every_part(name, shared, made):
+    changed, rows = made(name).model.eval(), inputs(seed=7)
+    longest = int(rows.lengths.argmax())
+    with torch.no_grad():
+        alone = outputs_of(changed, rows.batch(np.array([0])))
+        together = outputs_of(changed, rows.batch(np.array([0, longest])))[:1]
+    torch.testing.assert_close(alone, together, atol=1e-4, rtol=1e-4)
+    difference = np.abs(predict(changed, rows).logits - predict(shared.dense, rows).logits).max()
+    assert (float(difference) < 1e-3) is (name in ("full", "global", "literal", "fixed", "budget")), "until trained"
+    batch, kind = shared.batches()[0], MECHANISMS[name].train(shared)
+    changed.train().zero_grad()
+    loss = changed.loss(outputs_of(changed, batch), batch.targets)
+    if kind is not None:
+        with adaptive_term(changed, kind) as term:
+            term.prepare(0.6)
+            loss = changed.loss(outputs_of(changed, batch), batch.targets) + term.loss(0.6)
+    loss.backward()
+    gradients = [p.grad for name, p in changed.named_parameters() if "segment" not in name]
+    assert all(gradient is not None and torch.isfinite(gradient).all() for gradient in gradients)
+
+
+def test_half_of_attention_is_left_and_the_bound_counts_scorers(shared, made):
+    for name in ("random", "uniform"):
+        assert head_use(made(name).model, shared.calibration).kept == pytest.approx(0.5, abs=0.08)
+    reduced = made("reduced")
+    layers = reduced.model.transformer.config.layers
+    assert reduced.kept == sum(shape.num_heads * shape.head_dim for shape in layers) / (2 * 4 * 16)
+    assert 0.37 <= reduced.kept <= 0.5
+    assert [shape.ffn_dim for shape in layers] == [64, 64]
+    batch = shared.batches()[0]
+    feeds = {"inputs": batch.inputs[:1].numpy(), "mask": batch.mask[:1].numpy()}
+    dense = multiplications(shared.dense, feeds)
+    assert multiplications(made("literal").model, feeds) > multiplications(made("budget").model, feeds) > dense
+    assert multiplications(MECHANISMS["uniform"].shrink(made("uniform").model), feeds) < dense
+
+
+def record(name, seed, answers, targets, smaller=True):
+    return Record(
+        name=name,
+        what="",
+        seed=seed,
+        metric="accuracy",
+        smaller=smaller,
+        holdout=(0.5,),
+        use=HeadUse(0.75),
+        speeds=(Speed(8, 2.0, 2.1),),
+        answers=tuple(answers.tolist()),
+        targets=tuple(targets.tolist()),
+    )
+
+
+def test_intervals_are_paired_over_items_and_count_seeds():
+    random = np.random.default_rng(2)
+    targets = random.integers(0, 2, 500)
+    theirs = np.where(random.random(500) < 0.7, targets, 1 - targets)
+    wrong = np.flatnonzero(theirs != targets)
+    ours = [np.where(np.isin(np.arange(500), wrong[:number]), targets, theirs) for number in (12, 12, 40)]
+    full = [record("full", seed, theirs, targets) for seed in range(3)]
+    seeds = [record("new", seed, answers, targets) for seed, answers in enumerate(ours)]
+    one = difference(seeds[:1], full)
+    assert one.value == pytest.approx(2.4)
+    assert 0 < one.interval[0] < one.value - 1 < one.value + 1 < one.interval[1] < 5, "narrower than unpaired ones"
+    same_twice, apart = (difference(runs, full) for runs in (seeds[:2], seeds))
+    assert same_twice.interval == pytest.approx(one.interval), "equal predictions are no more evidence"
+    assert apart.value == pytest.approx(100 * 64 / 1500)
+    assert apart.interval[0] < 0 < apart.interval[1], "three seeds that differ this much decide nothing"
+    (table,) = tables_of({f"{run.name}{run.seed}": run for run in (*full, *seeds)})
+    assert table.rows[0][:4] == ("full", "", 3, "0.75")
+    assert (table.rows[1][6], table.rows[1][7:]) == (apart, ("2.00 (2.10)", "smaller"))
+
+
+@pytest.mark.timeout(900)
+def test_the_command_compares_and_resumes(place):
+    options = (place / "SST-2", "--data-dir", place, "--limit", 64, "--only", "uniform", "--out", place / "out")
+    (table,) = json.loads(invoke(compare, *options, "--json"))["tables"]
+    assert [row[0] for row in table["rows"]] == ["full", "uniform"]
+    records = read_records(place / "out", Record)
+    assert [[speed.tokens for speed in one.speeds] for one in records.values()] == [[8, 64]] * 2
+    full, uniform = records.values()
+    assert uniform.use.kept == pytest.approx(0.5, abs=0.01)
+    assert all(speed.bound > 1 for speed in uniform.speeds)
+    assert [speed.bound for speed in full.speeds] == [1, 1]
+    # One more mechanism: finished ones are kept.
+    (table,) = json.loads(invoke(compare, *options, "--only", "fixed", "--json"))["tables"]
+    assert [row[0] for row in table["rows"]] == ["full", "uniform", "fixed"]
+    again = read_records(place / "out", Record)
+    assert {name: again[name] for name in records} == records
+    assert 0 < again["fixed-seed0"].use.score < 1
+    assert not list((place / "out" / "unfinished").iterdir())
+    with pytest.raises(UsageError, match=r"got recipe\.peak_learning_rate 0\.0001, expected .* 0\.001\."):
+        invoke(compare, *options, "--lr", 1e-3)
+
+
+def test_wrong_arguments_are_rejected_before_training(place, tmp_path):
+    (tmp_path / "file").write_text("")
+    run, data = place / "SST-2", ("--data-dir", place)
+    few = (run, *data, "--only", "reduced", "--limit", 4, "--out", tmp_path / "out")
+    with pytest.raises(ReductionError, match=r"calibration set: got \d+ tokens .*expected more than 64"):
+        invoke(compare, *few)
+    assert not (tmp_path / "out").exists()
+    for arguments, message in (
+        ((run, *data, "--only", "magic", "--out", tmp_path / "out"), r"got 'magic', expected one of full, random"),
+        ((place / "model", *data, "--out", tmp_path / "new"), "without a task"),
+        ((run, *data, "--out", tmp_path / "file" / "below"), "which is not a directory"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            invoke(compare, *arguments)
