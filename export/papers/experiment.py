@@ -148,7 +148,7 @@ def report_experiment(
     return report.records
 
 
-class ExperimentReport(NamedTuple, Generic[R]):
+class ExperimentReport(msgspec.Struct, Generic[R], frozen=True):
     """A report in Markdown, and what it is made of; ``missing`` parts have no record yet."""
 
     page: str
