@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -85,21 +86,25 @@ class MultiHeadAttention(nn.Module):
         return torch.unflatten(x, -1, (self.num_heads, self.head_dim)).transpose(1, 2)
 
 
-@lru_cache(maxsize=256)
 def buckets(length: int, number: int, device: torch.device | None = None) -> Tensor:
-    """Return the bucket of each pair of a query and a key, [T, T], by their signed distance.
+    """Return the bucket of each pair of a query and a key, [T, T], by their signed distance."""
+    position = torch.arange(length, device=device)
+    distance = (position[None, :] - position[:, None]).clamp(-_FARTHEST, _FARTHEST)
+    return torch.tensor(_buckets(number), device=device)[distance + _FARTHEST]
+
+
+@cache
+def _buckets(number: int) -> list[int]:
+    """Return the bucket of each distance from the query to the key, from the farthest key before it on.
 
     Half of the buckets are for keys behind the query. Of each half, one half has single distances, and the other
-    logarithmic ranges of them, up to 128 tokens: Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a
-    Unified Text-to-Text Transformer", section 2.1.
+    logarithmic ranges of them: Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified
+    Text-to-Text Transformer", section 2.1. A table, because a logarithm in FP16 would move their edges.
     """
-    position = torch.arange(length, device=device)
-    distance = position[None, :] - position[:, None]
     half, exact = number // 2, number // 4
-    magnitude = distance.abs()
-    steps = torch.log(magnitude.clamp(min=1) / exact) / math.log(_FARTHEST / exact) * (half - exact)
-    far = (exact + steps.long()).clamp(max=half - 1)
-    return (distance > 0).long() * half + torch.where(magnitude < exact, magnitude, far)
+    far = np.log(np.arange(exact, _FARTHEST + 1, dtype=np.float32) / exact) / math.log(_FARTHEST / exact)
+    table = [*range(exact), *np.minimum(exact + (far * (half - exact)).astype(int), half - 1).tolist()]
+    return [*reversed(table[1:]), 0, *(half + bucket for bucket in table[1:])]
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, scale: float) -> Tensor:

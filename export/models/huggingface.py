@@ -1,7 +1,7 @@
 """Hugging Face model directories, ``config.json`` and safetensors, as :class:`export.models.transformer.Transformer`.
 
-BERT (MiniLM is one), RoBERTa, XLM-RoBERTa, MPNet, DistilBERT and ViT. The fields, and the name and shape of every tensor, are
-checked before the first weight is read. The package ``transformers`` is not needed.
+BERT (MiniLM is one), RoBERTa, XLM-RoBERTa, MPNet, DistilBERT and ViT. The fields, and the name and shape of every
+tensor, are checked before the first weight is read. The package ``transformers`` is not needed.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class _Roberta(_Bert, frozen=True, kw_only=True):
 
 class _Mpnet(_Roberta, frozen=True, kw_only=True):
     type_vocab_size: Literal[0] = 0
-    relative_attention_num_buckets: _Positive
+    relative_attention_num_buckets: Literal[32] = 32  # transformers has 32, whatever the configuration says
 
     def config(self, **embeddings: Any) -> TransformerConfig:
         return msgspec.structs.replace(super().config(), relative_buckets=self.relative_attention_num_buckets)
