@@ -292,7 +292,7 @@ SERVED = {
         *("GPT-2", "Gemma", "Llama", "Mistral", "Qwen2", "Models that generate text"),
     ),
     "imported.py::test_a_stock_client_gets_what_transformers_computes": (
-        *("BERT", "RoBERTa", "XLM-RoBERTa", "DistilBERT", "ViT", *_TEXTS),
+        *("BERT", "RoBERTa", "XLM-RoBERTa", "MPNet", "DistilBERT", "ViT", *_TEXTS),
         *("question answering, also runs on SQuAD", "sentence embeddings"),
     ),
     "tasks_own_runs.py::test_each_format_reaches_a_served_answer": (

@@ -28,8 +28,9 @@ def import_(
     """Turn a fine-tuned Hugging Face directory into a run.
 
     DIR has a classifier of texts, tokens or images, a model that answers questions, or a sentence-transformers
-    directory, of BERT, RoBERTa, XLM-RoBERTa, DistilBERT or ViT type, in the safetensors format. The run is compared
-    with transformers or sentence-transformers where they are installed. `fewheads reduce` and `export` take it.
+    directory, of BERT, RoBERTa, XLM-RoBERTa, MPNet, DistilBERT or ViT type, in the safetensors format. The run is
+    compared with transformers or sentence-transformers where they are installed. `fewheads reduce` and `export` take
+    it.
     """
     check_run("--out", out, {"DIR": directory, "--data": data}, replace=replace)
     with loading_torch():

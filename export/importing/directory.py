@@ -23,7 +23,13 @@ from export.models.huggingface import CONFIG, INDEX, PACK, SAVE_AGAIN, WEIGHTS, 
 from export.models.transformer import TransformerConfig
 
 #: Activation behind the layer d -> d before the classifier of a sequence, by ``model_type``.
-POOLERS: Mapping[str, Activation] = {"bert": "tanh", "roberta": "tanh", "xlm-roberta": "tanh", "distilbert": "relu"}
+POOLERS: Mapping[str, Activation] = {
+    "bert": "tanh",
+    "roberta": "tanh",
+    "xlm-roberta": "tanh",
+    "mpnet": "tanh",
+    "distilbert": "relu",
+}
 PROCESSOR = "preprocessor_config.json"
 SUPPORTED = (*POOLERS, "vit")
 #: Task by the end of the class that saved a model.

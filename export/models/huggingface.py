@@ -1,7 +1,7 @@
 """Hugging Face model directories, ``config.json`` and safetensors, as :class:`export.models.transformer.Transformer`.
 
-BERT (MiniLM is one), RoBERTa, XLM-RoBERTa, DistilBERT and ViT. The fields, and the name and shape of every tensor, are
-checked before the first weight is read. The package ``transformers`` is not needed.
+BERT (MiniLM is one), RoBERTa, XLM-RoBERTa, MPNet, DistilBERT and ViT. The fields, and the name and shape of every
+tensor, are checked before the first weight is read. The package ``transformers`` is not needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from export.errors import CheckpointError
 from export.models.transformer import LayerShape, Transformer, TransformerConfig
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-_FIX = "Download the model again, or give one of BERT, RoBERTa, DistilBERT or ViT in the safetensors format."
+_FIX = "Download the model again, or give one of BERT, RoBERTa, MPNet, DistilBERT or ViT in the safetensors format."
 #: Ways out for models that are not supported here, and for malformed files of a fine-tuned one.
 PACK = (
     "Export the model to ONNX yourself, and give the file to 'fewheads pack'; "
@@ -107,6 +107,14 @@ class _Roberta(_Bert, frozen=True, kw_only=True):
         return super().config(max_positions=self.max_position_embeddings - _ROBERTA_OFFSET)
 
 
+class _Mpnet(_Roberta, frozen=True, kw_only=True):
+    type_vocab_size: Literal[0] = 0
+    relative_attention_num_buckets: Literal[32] = 32  # transformers has 32, whatever the configuration says
+
+    def config(self, **embeddings: Any) -> TransformerConfig:
+        return msgspec.structs.replace(super().config(), relative_buckets=self.relative_attention_num_buckets)
+
+
 class _Distilbert(_Bert, frozen=True, kw_only=True):
     hidden_size: _Positive = msgspec.field(name="dim")
     num_hidden_layers: _Positive = msgspec.field(name="n_layers")
@@ -140,6 +148,7 @@ class Format(NamedTuple):
         prefix: of every name in a model with a head.
         layers: before the number of a layer.
         modules: ours to theirs, those of a layer without its number.
+        shared: modules of ours, in every layer, for which a file has one tensor.
     """
 
     fields: type[_Fields]
@@ -147,6 +156,7 @@ class Format(NamedTuple):
     prefix: str
     layers: str
     modules: dict[str, str]
+    shared: frozenset[str] = frozenset()
 
     def names(self, ours: Iterable[str]) -> dict[str, str]:
         """Return the name in a file, without the prefix, of each name of our ``state_dict``."""
@@ -155,20 +165,24 @@ class Format(NamedTuple):
             number, path = re.fullmatch(r"(?:layers\.(\d+)\.)?(.+)", name).groups()  # type: ignore[union-attr]
             module, _, parameter = path.rpartition(".")
             theirs = self.modules[path] if path in self.modules else f"{self.modules[module]}.{parameter}"
-            found[name] = theirs if number is None else f"{self.layers}{number}.{theirs}"
+            found[name] = theirs if number is None or module in self.shared else f"{self.layers}{number}.{theirs}"
         return found
 
     def shape(self, name: str, ours: torch.Size) -> list[int]:
         """Return the shape that one of our tensors has in a file."""
         if name == _POSITIONS and self.fields is _Vit:
             return [1, *ours]
-        return [ours[0] + _ROBERTA_OFFSET, *ours[1:]] if name == _POSITIONS and self.fields is _Roberta else [*ours]
+        return [ours[0] + _ROBERTA_OFFSET, *ours[1:]] if name == _POSITIONS and self._offset else [*ours]
 
     def tensor(self, name: str, theirs: Tensor) -> Tensor:
         """Return one of our tensors, contiguous and in FP32."""
-        if name == _POSITIONS and self.fields in (_Vit, _Roberta):
+        if name == _POSITIONS and (self._offset or self.fields is _Vit):
             theirs = theirs[0] if self.fields is _Vit else theirs[_ROBERTA_OFFSET:]
         return theirs.float().contiguous()
+
+    @property
+    def _offset(self) -> bool:
+        return issubclass(self.fields, _Roberta)
 
 
 _FEED_FORWARD = {"feed_forward.up": "intermediate.dense", "feed_forward.down": "output.dense"}
@@ -200,6 +214,24 @@ FORMATS = {
     "bert": _BERT,
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
+    "mpnet": Format(
+        _Mpnet,
+        {},
+        "mpnet.",
+        "encoder.layer.",
+        {
+            **_FEED_FORWARD,
+            **_TEXT,
+            "attention.q_proj": "attention.attn.q",
+            "attention.k_proj": "attention.attn.k",
+            "attention.v_proj": "attention.attn.v",
+            "attention.output_proj": "attention.attn.o",
+            "attention.relative": "encoder.relative_attention_bias",
+            "attention_norm": "attention.LayerNorm",
+            "feed_forward_norm": "output.LayerNorm",
+        },
+        frozenset({"attention.relative"}),
+    ),
     "distilbert": Format(
         _Distilbert,
         {},

@@ -48,6 +48,7 @@ class TransformerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         segments: number of segment embeddings; 0 is none.
         norm_eps: of every layer normalisation.
         tanh_gelu: GELU by its tanh approximation, as GPT-2 has it.
+        relative_buckets: of distances, for a learned bias of the attention logits, as MPNet has it; 0 is none.
     """
 
     architecture: Architecture
@@ -61,6 +62,7 @@ class TransformerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     channels: int = 0
     norm_eps: float = 1e-12
     tanh_gelu: bool = False
+    relative_buckets: int = 0
 
     @property
     def pre_norm(self) -> bool:
@@ -102,7 +104,14 @@ class Layer(nn.Module):
         super().__init__()
         self.pre_norm, self.dropout = config.pre_norm, 0.0
         self.attention = (
-            MultiHeadAttention(config.dim, shape.num_heads, shape.head_dim, causal=config.causal, scale=shape.scale)
+            MultiHeadAttention(
+                config.dim,
+                shape.num_heads,
+                shape.head_dim,
+                causal=config.causal,
+                scale=shape.scale,
+                relative_buckets=config.relative_buckets,
+            )
             if shape.num_heads
             else None
         )

@@ -111,7 +111,17 @@ class AttentionReducer:
         self, kept: list[int], rank: int, scale: float | None, B: Tensor, queries_keys: Factors | None
     ) -> MultiHeadAttention:
         attention, width = self._attention, self._attention.head_dim
-        module = MultiHeadAttention(attention.dim, len(kept), rank, causal=attention.causal, scale=scale)
+        relative = attention.relative
+        module = MultiHeadAttention(
+            attention.dim,
+            len(kept),
+            rank,
+            causal=attention.causal,
+            scale=scale,
+            relative_buckets=relative.num_embeddings if relative else 0,
+        )
+        if relative is not None and module.relative is not None:
+            module.relative.weight.data = relative.weight.detach()[:, kept].clone()
         W_Q, W_K = (heads_of(p.weight, attention.num_heads)[kept] for p in (attention.q_proj, attention.k_proj))
         b_Q = torch.unflatten(attention.q_proj.bias.detach().cpu().double(), 0, (-1, width))[kept, None]  # [h, 1, d_k]
         if queries_keys is not None:

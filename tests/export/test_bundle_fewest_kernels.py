@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -51,11 +52,12 @@ HEADS = {
 
 
 @functools.cache
-def exported(architecture, layers, dim=128, change=lambda transformer: None, head=None):
+def exported(architecture, layers, dim=128, change=lambda transformer: None, head=None, relative_buckets=0):
     """Return the graph of a classifier in FP32 whose biases matter, and inputs for it."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 50, "max_positions": 32} if architecture == "bert" else {"image_size": 32, "patch_size": 8}
     config = TransformerConfig(architecture=architecture, dim=dim, layers=layers, channels=3, **sizes)
+    config = msgspec.structs.replace(config, relative_buckets=relative_buckets)
     transformer = Transformer(config)
     for module in transformer.modules():
         for parameter in module.parameters(recurse=False):
@@ -206,6 +208,21 @@ def test_the_kernels_of_layers_of_every_shape(architecture, precision, around):
     assert sum(FUSED in name for name in names) == sum(shape.num_heads > 0 for shape in LAYERS)
     counts = {name: counts[precision == "int8"] for name, (_, *counts) in SHAPES.items()}
     assert len(names) == around + sum(counts.values()) + counts["dense"]
+
+
+@with_rtx
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_a_bias_of_distances_takes_one_kernel_for_all_layers_and_leaves_attention_fused(precision):
+    def share(transformer):
+        for layer in transformer.layers:
+            layer.attention.relative = transformer.layers[0].attention.relative
+
+    plain, feeds = exported("bert", (DENSE, DENSE), change=share, relative_buckets=8)
+    model = in_precision(plain, feeds, precision)
+    assert largest_difference(fewest_kernels(plain), plain, feeds) < 1e-4
+    names = listed(model, feeds)
+    assert sum(FUSED in name for name in names) == 2
+    assert len(names) == 4 + 2 * SHAPES["dense"][1 + (precision == "int8")]
 
 
 @with_rtx

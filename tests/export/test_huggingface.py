@@ -6,6 +6,7 @@ import safetensors.torch
 import torch
 
 from export.errors import CheckpointError
+from export.models.attention import buckets
 from export.models.huggingface import CLASSIFIERS, CONFIG, FORMATS, INDEX, POOLERS, WEIGHTS, load_pretrained
 from export.models.transformer import Transformer
 from tests.support.marks import with_transformers
@@ -17,6 +18,7 @@ CONFIGS = {
     "bert": ENCODER | {"hidden_act": "gelu", "vocab_size": 50, "max_position_embeddings": 20, "type_vocab_size": 2},
     "vit": ENCODER | {"hidden_act": "gelu", "image_size": 16, "patch_size": 4, "num_channels": 3},
     "roberta": ENCODER | {"hidden_act": "gelu", "vocab_size": 50, "max_position_embeddings": 22, "type_vocab_size": 1},
+    "mpnet": ENCODER | {"hidden_act": "gelu", "vocab_size": 50, "max_position_embeddings": 22},
     "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "vocab_size": 50}
     | {"max_position_embeddings": 20},
 }
@@ -29,6 +31,8 @@ HEADS = [
     ("roberta", "RobertaForSequenceClassification", True, (3, 32)),
     ("roberta", "RobertaForTokenClassification", False, (3, 32)),
     ("roberta", "RobertaForMaskedLM", False, None),
+    ("mpnet", "MPNetModel", True, None),
+    ("mpnet", "MPNetForSequenceClassification", True, (3, 32)),
     ("distilbert", "DistilBertForMaskedLM", False, None),
     ("distilbert", "DistilBertForSequenceClassification", True, (3, 32)),
     ("distilbert", "DistilBertForQuestionAnswering", False, (2, 32)),
@@ -110,6 +114,7 @@ def saved(tmp_path_factory):
     configs = {
         "bert": transformers.BertConfig,
         "roberta": transformers.RobertaConfig,
+        "mpnet": transformers.MPNetConfig,
         "distilbert": transformers.DistilBertConfig,
         "vit": transformers.ViTConfig,
     }
@@ -155,6 +160,15 @@ def test_hidden_states_are_those_of_transformers(architecture, kind, pooler, cla
     }
     for head, names in ((ours.pooler, POOLERS), (ours.classifier, CLASSIFIERS)):
         assert head is None or same(head, next(linear[name] for name in names if name in linear))
+
+
+@with_transformers
+def test_buckets_of_distances_are_those_of_mpnet():
+    from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
+
+    position = torch.arange(300)
+    want = MPNetEncoder.relative_position_bucket(position[None, :] - position[:, None])
+    assert torch.equal(buckets(300, 32), want)
 
 
 def test_several_files(bert):

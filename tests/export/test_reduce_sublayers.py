@@ -234,3 +234,14 @@ def test_predicted_error_of_feed_forward_is_measured(halves, data, units):
     reduced = FeedForwardReducer(layer.feed_forward, statistics).reduced(units)
     measured = relative_error(layer, with_half(layer, "feed_forward", reduced), "feed_forward", after, data)
     assert measured == pytest.approx(reduced.output_error, rel=1e-3, abs=1e-9)
+
+
+def test_heads_that_go_take_their_bias_of_distances_along(data):
+    classifier = model(relative_buckets=8)
+    layer, states, _, statistics, _ = calibrated(classifier, data)
+    torch.nn.init.normal_(layer.attention.relative.weight)
+    reducer = AttentionReducer(layer.attention, statistics)
+    whole, half = (reducer.reduced(heads, layer.attention.head_dim).module for heads in (4, (0, 2)))
+    torch.testing.assert_close(half.relative.weight, layer.attention.relative.weight[:, [0, 2]])
+    x, mask = states[0], data[0].mask
+    torch.testing.assert_close(whole(x, mask), layer.attention(x, mask), rtol=1e-4, atol=1e-4)

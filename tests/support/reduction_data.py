@@ -12,10 +12,12 @@ from export.reduce.plan import macs_per_token
 VOCABULARY = 40
 
 
-def config(architecture="bert", layers=2, heads=4, head_dim=8, ffn_dim=48, dim=24):
+def config(architecture="bert", layers=2, heads=4, head_dim=8, ffn_dim=48, dim=24, relative_buckets=0):
     shapes = (LayerShape(heads, head_dim, ffn_dim),) * layers
     sizes = {"vocab_size": VOCABULARY, "max_positions": 32, "segments": 2 if architecture == "bert" else 0}
-    return TransformerConfig(architecture=architecture, dim=dim, layers=shapes, **sizes)
+    return TransformerConfig(
+        architecture=architecture, dim=dim, layers=shapes, relative_buckets=relative_buckets, **sizes
+    )
 
 
 def model(seed=0, **options):
