@@ -209,28 +209,15 @@ _BERT = Format(
     },
 )
 _ROBERTA = _BERT._replace(fields=_Roberta, prefix="roberta.")
+_MPNET = {f"attention.{ours}_proj": f"attention.attn.{ours[0]}" for ours in ("q", "k", "v", "output")}
+_MPNET |= {"attention_norm": "attention.LayerNorm", "attention.relative": "encoder.relative_attention_bias"}
 #: By ``model_type``.
 FORMATS = {
     "bert": _BERT,
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
-    "mpnet": Format(
-        _Mpnet,
-        {},
-        "mpnet.",
-        "encoder.layer.",
-        {
-            **_FEED_FORWARD,
-            **_TEXT,
-            "attention.q_proj": "attention.attn.q",
-            "attention.k_proj": "attention.attn.k",
-            "attention.v_proj": "attention.attn.v",
-            "attention.output_proj": "attention.attn.o",
-            "attention.relative": "encoder.relative_attention_bias",
-            "attention_norm": "attention.LayerNorm",
-            "feed_forward_norm": "output.LayerNorm",
-        },
-        frozenset({"attention.relative"}),
+    "mpnet": _BERT._replace(
+        fields=_Mpnet, prefix="mpnet.", modules=_BERT.modules | _MPNET, shared=frozenset({"attention.relative"})
     ),
     "distilbert": Format(
         _Distilbert,
