@@ -59,7 +59,10 @@ def test_an_embedder_with_a_dense_layer(embedder):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "mpnet"}, r"model_type: got 'mpnet', expected one of bert, .*, vit\. Export the model to ONNX"),
+        (
+            {"model_type": "electra"},
+            r"model_type: got 'electra', expected one of bert, .*, vit\. Export the model to ONNX",
+        ),
         ({"model_type": "gpt2"}, r"model_type: got 'gpt2', .*'fewheads pack'"),
         ({"auto_map": {"AutoModel": "code.Model"}}, "auto_map: got code of its own, AutoModel, .*never executed"),
         ({"architectures": ["BertForMaskedLM"]}, "architectures: got BertForMaskedLM, .*fewheads finetune TASK"),
