@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from deploy import device_table
-from edge.bench import on_device
+from edge.bench import conditions, on_device
 from edge.bench.conditions import BoardWatch
 from edge.bench.inputs import golden_inputs
 from edge.bench.on_device import DevicePlan, served_elsewhere
@@ -48,6 +48,7 @@ def measured(root, plan, at_idle):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(on_device, "_SETTLE_SECONDS", 0.0)
         patch.setattr(on_device, "_IDLE_SECONDS", 0.6)
+        patch.setattr(conditions, "_POWER_SECONDS", 0.02)  # more readings than a round needs, however busy the machine
         return on_device.measure_on_device(
             [ORACLE_BUNDLE], plan, target="onnxruntime", cache=root / "cache", root=root, advanced=advanced
         )
