@@ -61,8 +61,8 @@ class MultiHeadAttention(nn.Module):
     def attend(self, q: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
         """Return the outputs of all heads side by side, [N, queries, H * d_k], for their queries, of the same shape."""
         q, k, v = (self._heads(rows) for rows in (q, self.k_proj(x), self.v_proj(x)))
-        # The backward pass of the fused kernel takes half the time in FP32, but six times as long in bfloat16. The
-        # exporter wraps the fused kernel in reshapes, which cost a served request an eighth.
+        # On a processor, the backward pass of the fused kernel takes half the time in FP32, but six times as long in
+        # bfloat16. The exporter, which runs there, wraps it in reshapes that cost a served request an eighth.
         fused = q.is_cuda or (self.training and q.dtype == torch.float32)
         attend: Any = functional.scaled_dot_product_attention if fused else _attend
         heads: Tensor = attend(q, k, v, self._bias(x, mask), scale=self.scale)
@@ -86,7 +86,7 @@ class MultiHeadAttention(nn.Module):
         return torch.unflatten(x, -1, (self.num_heads, self.head_dim)).transpose(1, 2)
 
 
-def buckets(length: int, number: int, device: torch.device | None = None) -> Tensor:
+def buckets(length: int, number: int, device: torch.device) -> Tensor:
     """Return the bucket of each pair of a query and a key, [T, T], by their signed distance."""
     position = torch.arange(length, device=device)
     distance = (position[None, :] - position[:, None]).clamp(-_FARTHEST, _FARTHEST)

@@ -18,6 +18,18 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture
+def x():
+    """Tokens of an attention with a width of 16, [3, 6, 16]."""
+    return torch.randn(3, 6, 16, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def padding():
+    """Their mask, [3, 6]."""
+    return torch.tensor([[1.0] * 6, [1.0] * 4 + [0.0] * 2, [1.0] + [0.0] * 5])
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _operators_of_the_exporter():
     """Let torch's exporter parse its operators once, not for every model: a fifth of the time of a small export."""

@@ -168,7 +168,7 @@ def test_buckets_of_distances_are_those_of_mpnet():
 
     position = torch.arange(300)
     want = MPNetEncoder.relative_position_bucket(position[None, :] - position[:, None])
-    assert torch.equal(buckets(300, 32), want)
+    assert torch.equal(buckets(300, 32, position.device), want)
 
 
 def test_several_files(bert):

@@ -15,16 +15,6 @@ from export.papers.calculator.networks import create as create_network
 WIDTH, HEADS, HEAD_DIM = 16, 4, 4
 
 
-@pytest.fixture
-def x():
-    return torch.randn(3, 6, WIDTH, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.fixture
-def padding():
-    return torch.tensor([[1.0] * 6, [1.0] * 4 + [0.0] * 2, [1.0] + [0.0] * 5])
-
-
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("training", [False, True])
 def test_attention_equals_torch(x, padding, padded, training):

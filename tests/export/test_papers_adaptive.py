@@ -41,16 +41,6 @@ from tests.support.task_data import Seen, accuracy_on, fine_tune, make_classifie
 WIDTH, HEADS, HEAD_DIM = 16, 4, 4
 
 
-@pytest.fixture
-def x():
-    return torch.randn(3, 6, WIDTH, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.fixture
-def padding():
-    return torch.tensor([[1.0] * 6, [1.0] * 4 + [0.0] * 2, [1.0] + [0.0] * 5])
-
-
 def attention(mode, head_dim=HEAD_DIM):
     """Return an attention with a scorer, or without one for mode None, and the same weights each time."""
     torch.manual_seed(1)
