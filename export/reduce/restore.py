@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from edge.datatypes import Array
 from edge.errors import Raw, UsageError
-from export.data.examples import Examples, hash_order
+from export.data.examples import Examples, limited, split_holdout
 from export.data.tokens import Batch, Encoded, encode, shuffled_batches
 from export.data.unlabelled import read_texts
 from export.errors import DataError
@@ -34,15 +34,19 @@ from export.finetune.task import Reader, Task
 from export.finetune.text_tasks import SentenceTask
 from export.models.attention import MASKED_LOGIT
 from export.models.heads import Head, Outputs, SentenceEmbedder
-from export.reduce.plan import ReductionPlan
+from export.reduce.losses import divergence
+from export.reduce.plan import ReducedModel, ReductionPlan
 from export.reduce.states import layers_of
+from export.reduce.target import LEARNING_RATE, PASSES
 from export.training import recipe
 from export.training.checkpoint import fingerprint
-from export.training.device import model_device, multiplying_in
-from export.training.objective import Score
+from export.training.device import DeviceName, device_of, model_device, multiplying_in
+from export.training.log import RunFiles
+from export.training.objective import SILENT, Observer, Score
+from export.training.trainer import Trained, train
 
-#: Most texts on which students are measured, and the share of all that they may be.
-MOST_HELD_OUT, HELD_OUT_SHARE = 2000, 0.1
+#: Most texts of the hold-out on which students are measured.
+MOST_HELD_OUT = 2000
 _LEAST_TEXTS = 100
 #: In other languages a tokenizer falls back to single characters, and to the token for what it does not know: English
 #: has 4.5 bytes a token, and German with an English vocabulary 2.9.
@@ -63,10 +67,10 @@ class RestorationRecipe(recipe.Recipe, frozen=True, kw_only=True):
     """
 
     epochs: int = 10
-    passes: float = 3.0
+    passes: float = PASSES
     batch_size: int = 128
     max_length: int = 128
-    peak_learning_rate: float = 1e-3
+    peak_learning_rate: float = LEARNING_RATE
     warmup_share: float = 0.04
     schedule: recipe.Schedule = "cosine"
     betas: tuple[float, float] = (0.9, 0.98)
@@ -81,15 +85,10 @@ class RestorationRecipe(recipe.Recipe, frozen=True, kw_only=True):
 
 
 class Texts(NamedTuple):
-    """Texts to restore on, those held out, and how many of each."""
+    """Texts to restore on, and those on which students are measured."""
 
     train: Encoded
     held_out: Encoded
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens to train on."""
-        return int(self.train.lengths.sum())
 
 
 class Student(NamedTuple):
@@ -99,20 +98,15 @@ class Student(NamedTuple):
     imitated: tuple[int, ...]
 
 
-def imitated_layers(plan: ReductionPlan) -> tuple[int, ...]:
-    """Return the layer of the original whose output each kept layer imitates: that before the next kept one."""
-    return (*(number - 1 for number in plan.kept[1:]), len(plan.layers) - 1)
-
-
 def read_restoration_texts(paths: Sequence[Path], task: Task, reader: Reader, max_length: int) -> Texts:
-    """Read the texts of files, without repetitions, and hold some out by their hash.
+    """Read the texts of files, without repetitions; a tenth is held out by the hash, as in every other command.
 
     Args:
         paths: as :func:`export.data.unlabelled.read_texts` reads them.
         task: of the model; of pairs, each line has two texts.
 
     Raises:
-        UsageError: the model does not read texts, or a text together with a question.
+        UsageError: the model does not read texts, or one or two of them.
         DataError: a file cannot be read, there are too few texts, or they are in a language that the tokenizer does not
             know.
     """
@@ -125,20 +119,15 @@ def read_restoration_texts(paths: Sequence[Path], task: Task, reader: Reader, ma
         raise UsageError("--distil", given=Raw(f"a model for {task.name}"), expected=expected, fix=fix)
     assert isinstance(reader, Tokenizer)
     names = ", ".join(map(str, paths))
-    found = list(dict.fromkeys(text for path in paths for text in read_texts(path, pair)))
+    found = tuple(dict.fromkeys(text for path in paths for text in read_texts(path, pair)))
     if len(found) < _LEAST_TEXTS:
         given, expected = Raw(f"{len(found)} different texts"), f"{_LEAST_TEXTS} at least"
         fix = "Give more: some hundred thousand sentences restore a small encoder, and they need no labels."
         raise DataError(f"texts {names}", given=given, expected=expected, fix=fix)
-    order = hash_order(["\t".join(text) for text in found])
-    rows = encode(reader, Examples(tuple(found[row] for row in order), np.zeros(len(found), np.int64)), max_length)
-    _check_language(names, reader, [found[row] for row in order[:MOST_HELD_OUT]])
-    held = min(MOST_HELD_OUT, int(HELD_OUT_SHARE * len(found)))
-    return Texts(*(Encoded(rows.tokens[part], rows.segments[part], rows.targets[part]) for part in _parts(held)))
-
-
-def _parts(held: int) -> tuple[slice, slice]:
-    return slice(held, None), slice(None, held)
+    train, holdout = split_holdout(Examples(found, np.zeros(len(found), np.int64)))
+    holdout = limited(holdout, MOST_HELD_OUT)
+    _check_language(names, reader, holdout.texts)
+    return Texts(encode(reader, train, max_length), encode(reader, holdout, max_length))
 
 
 def _check_language(names: str, reader: Tokenizer, texts: Sequence[tuple[str, ...]]) -> None:
@@ -152,6 +141,54 @@ def _check_language(names: str, reader: Tokenizer, texts: Sequence[tuple[str, ..
         expected = f"{_LEAST_BYTES} bytes or more, and {_MOST_UNKNOWN:.0%} at most"
         fix = "Give texts in the language that the model reads."
         raise DataError(f"texts {names} in the model's tokens", given=given, expected=expected, fix=fix)
+
+
+class Restored(NamedTuple):
+    """The training of some students, and how near each is to the original.
+
+    See :meth:`RestorationObjective.closeness`.
+    """
+
+    trained: Trained
+    closeness: dict[str, float]
+
+
+def restore(
+    original: Head,
+    reduced: Mapping[str, ReducedModel[Head]],
+    texts: Texts,
+    recipe: RestorationRecipe,
+    *,
+    seed: int = 0,
+    device: DeviceName = "cpu",
+    files: RunFiles | None = None,
+    observer: Observer = SILENT,
+) -> Restored:
+    """Train reduced models in place to imitate the original, all by one forward pass of it for each batch.
+
+    Args:
+        seed: of the order of the texts.
+        files: state and log of the training; the same call resumes from them, and the caller removes them.
+
+    Raises:
+        UsageError: there is no such device.
+        TrainingError: a loss is not finite.
+        CheckpointError: the state is malformed, of another training, or cannot be written.
+    """
+    place, home = device_of(device), model_device(original)
+    students = {name: Student(each.model.to(place), imitated_layers(each.plan)) for name, each in reduced.items()}
+    objective = RestorationObjective(original.to(place), students, texts, recipe, seed)
+    state, log = (files.state, files.log) if files else (None, None)
+    trained = train(objective, recipe, seed=seed, state=state, log=log, observer=observer)
+    closeness = objective.closeness()
+    for model in (original, *objective.model):
+        model.to(home)
+    return Restored(trained, closeness)
+
+
+def imitated_layers(plan: ReductionPlan) -> tuple[int, ...]:
+    """Return the layer of the original whose output each kept layer imitates: that before the next kept one."""
+    return (*(number - 1 for number in plan.kept[1:]), len(plan.layers) - 1)
 
 
 class RestorationObjective:
@@ -181,9 +218,8 @@ class RestorationObjective:
         self.steps_per_epoch = math.ceil(max(1, recipe.passes * self._per_pass) / recipe.epochs)
         self._imitated = sorted({layer for student in students.values() for layer in student.imitated})
         self._order = lru_cache(maxsize=1)(self._shuffled)
-        self._wanted = outputs_by_row(original, texts.held_out, precision=recipe.precision)
-        #: Agreement of each student with the original on the texts that are held out, a value for each epoch.
-        self.agreements: dict[str, float] = {}
+        self._by_angle = isinstance(original, SentenceEmbedder)
+        self._wanted = outputs_by_row(original, texts.held_out, precision=recipe.precision) if self._by_angle else []
 
     def fingerprint(self) -> str:
         """Return a hash of the weights, the original's, the texts and the plan."""
@@ -241,14 +277,24 @@ class RestorationObjective:
             yield states, projections
 
     def evaluate(self) -> Score:
-        """Return the mean agreement of the students with the original on the texts that are held out."""
-        wanted = self._original.answers([row.outputs for row in self._wanted])
-        for name, student in self._students.items():
-            rows = outputs_by_row(student.model, self._texts.held_out, precision=self._recipe.precision)
-            answers = student.model.answers([row.outputs for row in rows])
-            self.agreements[name] = float(self._original.agreements(answers, wanted).mean())
-        mean = sum(self.agreements.values()) / len(self.agreements)
-        return Score(mean, self._original.agreement)
+        """Return the mean score of the students; see :meth:`closeness`."""
+        scores = self.closeness()
+        value = sum(scores.values()) / len(scores)
+        return Score(value, "cosine") if self._by_angle else Score(value, "divergence", printed=-value)
+
+    def closeness(self) -> dict[str, float]:
+        """Return how near each student is to the original on the texts that are held out; more is nearer.
+
+        It is the mean cosine of embeddings; of other outputs, the negated divergence.
+        """
+        return {name: self._closeness(student.model) for name, student in self._students.items()}
+
+    def _closeness(self, model: Head) -> float:
+        if not self._by_angle:
+            return -divergence(self._original, model, self._texts.held_out, self._recipe.precision)
+        rows = outputs_by_row(model, self._texts.held_out, precision=self._recipe.precision)
+        given, wanted = (model.answers([row.outputs for row in each]) for each in (rows, self._wanted))
+        return float(model.agreements(given, wanted).mean())
 
 
 @contextmanager
