@@ -69,10 +69,19 @@ _SLOWER = 0.85
     "pairs, plain or .xz, repeatable, until the outputs are the original's again.",
 )
 @click.option(
-    "--passes", type=FloatRange(0, min_open=True), help="Over the texts of --distil.  [default: 3; parts are allowed]"
+    "--passes",
+    type=FloatRange(0, min_open=True),
+    default=PASSES,
+    show_default=True,
+    help="Over the texts of --distil; a part of one is allowed.",
 )
 @click.option(
-    "--lr", "rate", type=FloatRange(0, min_open=True), help="Peak learning rate of --distil.  [default: 1e-3]"
+    "--lr",
+    "rate",
+    type=FloatRange(0, min_open=True),
+    default=LEARNING_RATE,
+    show_default=True,
+    help="Peak learning rate of --distil.",
 )
 @size_options
 @device_option

@@ -59,9 +59,9 @@ class _Speedups(click.ParamType[tuple[float, ...]]):
         factors = set[float]()
         with suppress(ValueError):
             factors = {float(text) for text in value.split(",")}
-        if factors and all(1 < factor < math.inf for factor in factors):
-            return tuple(sorted(factors))
-        self.fail(f"{value!r} is not a factor above 1, such as 2, or several, such as 1.5,2,3.", param, context)
+        if not factors or not all(1 < factor < math.inf for factor in factors):
+            self.fail(f"{value!r} is not a factor above 1, such as 2, or several, such as 1.5,2,3.", param, context)
+        return tuple(sorted(factors))
 
 
 #: Adds the options of a plan to a command, which gets all of them as the argument ``options``.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from export.data.tokens import Rows
 from export.models.heads import Head
-from export.models.transformer import Layer, LayerShape
+from export.models.transformer import Layer
 from export.reduce.calibration import attention_statistics, calibration_batches, check_weights, feed_forward_statistics
 from export.reduce.controls import chosen, first_layers, uniform_shapes
 from export.reduce.grid import Times
