@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 #: Options that looped runs do not have.
 _SEARCH = (
     *("target_speedups", "name", "table", "tokens", "batches", "precision"),
-    *("examples", "data_dir", "data", "strategy", "distil", "passes", "rate"),
+    *("examples", "data_dir", "data", "strategy", "distil", "leave_out", "passes", "rate"),
 )
 
 #: A measured speed-up below this share of the planned one is remarked on.
@@ -69,6 +69,13 @@ _SLOWER = 0.85
     "pairs, plain or .xz, repeatable, until the outputs are the original's again.",
 )
 @click.option(
+    "--leave-out-evaluated",
+    "leave_out",
+    is_flag=True,
+    help="Leave texts of --distil out that have a sentence of the evaluation sets below --data-dir; else they are "
+    "refused.",
+)
+@click.option(
     "--passes",
     type=FloatRange(0, min_open=True),
     default=PASSES,
@@ -95,6 +102,7 @@ def reduce(
     table: Path | None,
     strategy: Strategy | None,
     distil: tuple[Path, ...],
+    leave_out: bool,
     passes: float,
     rate: float,
     sizes: SizeOptions,
@@ -133,6 +141,7 @@ def reduce(
     for directory in outs.values():
         check_run("--out", directory, inputs, replace=replace)
     with loading_torch():
+        from export.data.evaluation import evaluation_texts, has_evaluation
         from export.reduce.restore import RestorationRecipe
         from export.reduce.run import Restoration, reduce_runs, state_of
     first = next(iter(outs.values()))
@@ -141,9 +150,11 @@ def reduce(
     with reduction_progress(f"restoring {out.name}" if distil else None) as (on_progress, watch):
         restoration = None
         if distil:
+            place = options.data_dir or Path("data")
+            evaluated = evaluation_texts(place) if has_evaluation(place) else ()
             trained_in = usable_precision(click.get_current_context(), None, "auto")
             recipe = RestorationRecipe(passes=passes, peak_learning_rate=rate, precision=trained_in)
-            restoration = Restoration(distil, recipe, RunFiles(out), device, watch)
+            restoration = Restoration(distil, recipe, RunFiles(out), evaluated, leave_out, device, watch)
         reduced = reduce_runs(
             run,
             data_dir,

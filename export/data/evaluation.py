@@ -6,6 +6,7 @@ Data are not part of the project: :data:`SOURCES` says where a user gets them.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,8 @@ SOURCES = {
     "retrieval": "glue/QNLI/dev.tsv (from gluebenchmark.com/tasks) or squad/xquad.en.json (from "
     "github.com/google-deepmind/xquad)",
 }
+#: Fewest letters and digits of a sentence that is kept out of a training.
+_LEAST_LETTERS = 12
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 #: Columns of a score and two sentences: of the STS tasks, which have no header, and of SICK; of STS-B, the sentences.
 _STS = ("score", "first sentence", "second sentence")
@@ -79,6 +82,11 @@ def question_sets(data_dir: Path) -> dict[str, Callable[[], Questions]]:
     return readers
 
 
+def has_evaluation(data_dir: Path) -> bool:
+    """Return whether a file of an evaluation set is below a data directory."""
+    return bool(pair_sets(data_dir) or question_sets(data_dir))
+
+
 def evaluation_texts(data_dir: Path) -> frozenset[str]:
     """Return every text of the sets that are there, to keep them out of the texts of a training.
 
@@ -99,6 +107,26 @@ def evaluation_texts(data_dir: Path) -> frozenset[str]:
         table = read_tsv(test, skips_short_rows=True)
         texts.update(cell for name in _STSB for cell in table.columns.get(name, ()))
     return frozenset(text for text in texts if text.strip())
+
+
+def has_evaluated(texts: Iterable[tuple[str, ...]], evaluated: Iterable[str]) -> Array:
+    """Return the mask of texts of which a sentence is evaluated, whatever its case, accents and punctuation, [n].
+
+    Sentences of few letters, such as an answer of yes, do not count.
+
+    Args:
+        evaluated: such as :func:`evaluation_texts`.
+    """
+    known = {short for text in evaluated if len(short := plain(text)) >= _LEAST_LETTERS}
+    return np.array(
+        [any(plain(part) in known for text in row for part in (text, *_SENTENCE_END.split(text))) for row in texts],
+        dtype=bool,
+    )
+
+
+def plain(text: str) -> str:
+    """Return a text without case, accents, punctuation and spaces, by which equal sentences are recognised."""
+    return "".join(char for char in unicodedata.normalize("NFKD", text.casefold()) if char.isalnum())
 
 
 def held_out_passages(lines: Sequence[str], number: int) -> Array:

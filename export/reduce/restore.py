@@ -10,7 +10,7 @@ and the relations among queries, keys and values of the last attention need no e
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +24,7 @@ from torch.nn import functional
 
 from edge.datatypes import Array
 from edge.errors import Raw, UsageError
+from export.data.evaluation import has_evaluated
 from export.data.examples import Examples, limited, split_holdout
 from export.data.tokens import Batch, Encoded, encode, shuffled_batches
 from export.data.unlabelled import read_texts
@@ -98,17 +99,27 @@ class Student(NamedTuple):
     imitated: tuple[int, ...]
 
 
-def read_restoration_texts(paths: Sequence[Path], task: Task, reader: Reader, max_length: int) -> Texts:
+def read_restoration_texts(
+    paths: Sequence[Path],
+    task: Task,
+    reader: Reader,
+    max_length: int,
+    *,
+    evaluated: Collection[str] = (),
+    leave_out: bool = False,
+) -> Texts:
     """Read the texts of files, without repetitions; a tenth is held out by the hash, as in every other command.
 
     Args:
         paths: as :func:`export.data.unlabelled.read_texts` reads them.
         task: of the model; of pairs, each line has two texts.
+        evaluated: sentences that the model will be evaluated on.
+        leave_out: texts with such a sentence, in place of refusing them.
 
     Raises:
         UsageError: the model does not read texts, or one or two of them.
-        DataError: a file cannot be read, there are too few texts, or they are in a language that the tokenizer does not
-            know.
+        DataError: a file cannot be read; there are too few texts; sentences of an evaluation are among them; or they
+            are in a language that the tokenizer does not know.
     """
     if isinstance(task, ImportedTask):
         pair, possible = task.description.pair, task.description.image is None
@@ -120,6 +131,13 @@ def read_restoration_texts(paths: Sequence[Path], task: Task, reader: Reader, ma
     assert isinstance(reader, Tokenizer)
     names = ", ".join(map(str, paths))
     found = tuple(dict.fromkeys(text for path in paths for text in read_texts(path, pair)))
+    known = has_evaluated(found, evaluated)
+    if known.any() and not leave_out:
+        example = " ".join(found[int(known.argmax())])[:80]
+        given = Raw(f"{known.sum()} of {len(found)} with a sentence of an evaluation set, such as {example!r}")
+        fix = "Give --leave-out-evaluated to train without them."
+        raise DataError(f"texts {names}", given=given, expected="none of them", fix=fix)
+    found = tuple(text for text, out in zip(found, known, strict=True) if not out)
     if len(found) < _LEAST_TEXTS:
         given, expected = Raw(f"{len(found)} different texts"), f"{_LEAST_TEXTS} at least"
         fix = "Give more: some hundred thousand sentences restore a small encoder, and they need no labels."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,11 +84,14 @@ class Restoration(NamedTuple):
     Attributes:
         texts: files, see :func:`export.reduce.restore.read_restoration_texts`.
         files: state and log of the training, from which the same call resumes.
+        evaluated: sentences that must not be among the texts; ``leave_out`` leaves those with one out.
     """
 
     texts: Sequence[Path]
     recipe: RestorationRecipe
     files: RunFiles
+    evaluated: Collection[str] = ()
+    leave_out: bool = False
     device: DeviceName = "auto"
     observer: Observer = SILENT
 
@@ -138,7 +141,10 @@ def reduce_runs(
     texts = None
     if restoration:
         longest = min(opened.architecture.max_length, restoration.recipe.max_length)
-        texts = read_restoration_texts(restoration.texts, task, opened.reader, longest)
+        given, leave_out = restoration.evaluated, restoration.leave_out
+        texts = read_restoration_texts(
+            restoration.texts, task, opened.reader, longest, evaluated=given, leave_out=leave_out
+        )
     (device,) = opened.devices([target], points, precision, on_progress)
     subject = f"target speed-up on {device.name}"
     for speedup in directories:
@@ -177,7 +183,7 @@ def reduce_runs(
         dict[str, float](),
     )
     if restoration and texts:
-        _, recipe, files, place, observer = restoration
+        recipe, files, place, observer = restoration.recipe, restoration.files, restoration.device, restoration.observer
         restored = restore(model, reduced, texts, recipe, seed=seed, device=place, files=files, observer=observer)
         tuned, further, closeness = restored.trained, files.finished(), restored.closeness
         how += f", and restored on {len(texts.train.targets)} texts for {tuned.steps} steps, {recipe}"
