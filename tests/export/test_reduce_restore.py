@@ -4,7 +4,6 @@ import json
 import lzma
 
 import msgspec
-import numpy as np
 import pytest
 import torch
 
