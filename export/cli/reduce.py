@@ -11,12 +11,13 @@ from edge.bench.layer_latencies import LayerLatencies
 from edge.cli.output import json_option, print_json, print_table, remark
 from edge.errors import Raw, UsageError
 from export.bundle.outputs import check_run
-from export.finetune import data_inputs, needed_data
+from export.data.examples import TRAIN
+from export.finetune import data_inputs, is_imported, needed_data
 from export.finetune.recipe import restoring_command
 from export.papers.looped import MODEL as LOOPED
 from export.papers.looped.options import SizeOptions, check_others, print_reduced, shrink_run, size_options
 from export.reduce.options import PlanOptions, plan_options, point_rows, reduction_progress
-from export.reduce.target import LATENCIES, OFFERED, Strategy, Target, parse_target
+from export.reduce.target import LATENCIES, Target, parse_target
 from export.training.loading import loading_torch
 from export.training.options import DIRECTORY, device_option, out_option, replace_option
 from export.training.points import THIS, points_of
@@ -52,14 +53,6 @@ _SLOWER = 0.85
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Plan for another device by its table, from `fewheads profile`.",
 )
-@click.option(
-    "--strategy",
-    type=click.Choice(OFFERED),
-    default=OFFERED[0],
-    show_default=True,
-    help="'search' finds the best shape of each layer, and 'uniform' one for all. After distillation they are equally "
-    "accurate; without it, 'search' is better.",
-)
 @size_options
 @device_option
 @replace_option("an earlier run at --out")
@@ -70,7 +63,6 @@ def reduce(
     options: PlanOptions,
     out: Path,
     table: Path | None,
-    strategy: Strategy,
     sizes: SizeOptions,
     device: DeviceName,
     replace: bool,
@@ -113,7 +105,7 @@ def reduce(
             examples=options.examples,
             target=target,
             precision=precision,
-            strategy=strategy,
+            strategy=options.strategy,
             on_progress=on_progress,
         )
     if target == THIS and reduced.measured_speedup < _SLOWER * reduced.expected_speedup:
@@ -122,6 +114,8 @@ def reduce(
             f"{reduced.expected_speedup:.2f}. If other work disturbed their timing, delete "
             f"{state_of(run, out) / LATENCIES} and repeat the command with --replace on an idle machine."
         )
+    if reduced.losses_on == TRAIN and not is_imported(config):
+        remark(f"{out.name}: the hold-out is too small for the losses, which were measured on learnt examples instead")
     if as_json:
         print_json(reduced)
     else:

@@ -13,7 +13,7 @@ from edge.cli.options import FloatRange, grouped_options
 from edge.cli.output import progress
 from edge.errors import UsageError
 from export.estimate.devices import BoardMode
-from export.reduce.target import CALIBRATION_EXAMPLES, TIMED_TOKENS, Target
+from export.reduce.target import CALIBRATION_EXAMPLES, OFFERED, TIMED_TOKENS, Strategy, Target
 from export.training.options import imported_data_option, run_data_dir_option
 from export.training.points import PointTimes
 
@@ -31,6 +31,7 @@ class PlanOptions(NamedTuple):
     examples: int
     data_dir: Path | None
     data: Path | None
+    strategy: Strategy = OFFERED[0]
 
     def checked_precision(self, targets: Sequence[Target]) -> str:
         """Return the precision of predictions.
@@ -82,6 +83,14 @@ plan_options = grouped_options(
         ),
         run_data_dir_option,
         imported_data_option,
+        click.option(
+            "--strategy",
+            type=click.Choice(OFFERED),
+            default=OFFERED[0],
+            show_default=True,
+            help="'search' finds a shape for each layer, so that the outputs change least without training; 'spread' "
+            "keeps whole layers, which are better after training on much text.",
+        ),
     ),
 )
 

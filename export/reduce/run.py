@@ -10,6 +10,8 @@ from typing import NamedTuple
 import msgspec
 
 from edge.bench.layer_latencies import Shape
+from export.data.examples import HOLDOUT, TRAIN
+from export.data.tokens import Rows
 from export.errors import PlanError
 from export.finetune.models import Architecture, open_model
 from export.finetune.run import predict_splits, prepare, save_run, task_of
@@ -17,13 +19,14 @@ from export.finetune.task import Data, Reader, Task
 from export.models.heads import Head
 from export.models.transformer import LayerShape
 from export.reduce.calibration import calibration_batches, check_weights
-from export.reduce.device import Device, check_points, devices_of
+from export.reduce.device import devices_of
 from export.reduce.grid import Grid, grid_of, widest
 from export.reduce.latency import feeds_of, measure_models
-from export.reduce.losses import OnProgress, divergence, silent
+from export.reduce.losses import OnProgress, divergence, silent, tokens_needed
 from export.reduce.plan import ReducedModel, ReducedRun, check_speedup
 from export.reduce.reduce import LAYERS, reduce_model
 from export.reduce.search import check_target
+from export.reduce.spread import spread_shapes
 from export.reduce.target import Strategy, Target
 from export.training.points import THIS, Planned, Point, PointTimes
 from export.training.provenance import provenance
@@ -49,6 +52,7 @@ class PlannedRun(ReducedRun, frozen=True, kw_only=True):
         measured_speedup: of the mean time of both models in turns, on ONNX Runtime, one thread.
         planned: the target, its device, and both speeds at each operating point.
         divergence: much larger on the hold-out if there are too few examples for the calibration.
+        losses_on: the split on which the search measured its losses; None of a strategy that needs none.
     """
 
     expected_speedup: float
@@ -57,6 +61,7 @@ class PlannedRun(ReducedRun, frozen=True, kw_only=True):
     dense: LayerShape
     divergence: Divergence
     latency_key: dict[str, str]
+    losses_on: str | None = None
 
 
 def reduce_run(
@@ -97,15 +102,20 @@ def reduce_run(
     source, directory = Path(source), Path(directory)
     opened = open_source(source, data_dir, directory, examples)
     task, model, architecture, reader, data, state = opened
-    (device,) = opened.devices([target], points, precision, on_progress)
-    if strategy not in ("uniform", "first-layers"):  # those choose among fewer plans
-        check_target(opened.layers, device.mean, target_speedup, f"target speed-up on {device.name}")
+    (device,) = devices_of([target], model, points, state, precision=precision, on_progress=on_progress)
+    subject, losses_on = f"target speed-up on {device.name}", None
+    if strategy == "spread":
+        spread_shapes(model.transformer.config, device.mean, target_speedup, subject)
+    elif strategy != "first-layers":
+        check_target(opened.layers, device.mean, target_speedup, subject)
+        losses_on = HOLDOUT if opened.loss_rows is data.holdout else TRAIN
     reduced = reduce_model(
         model,
         data.train,
         target_speedup,
         times=device.mean,
         strategy=strategy,
+        loss_rows=opened.loss_rows,
         seed=seed,
         state=state,
         on_progress=on_progress,
@@ -122,6 +132,7 @@ def reduce_run(
     how = (
         f"reduced from {source.name} by {strategy} for {target_speedup:g}x at {sizes} on {device.name} "
         f"({device.label}), calibrated with {examples} examples"
+        f"{f', with losses on the {losses_on} split' if losses_on else ''}"
     )
     metrics = save_run(
         task,
@@ -146,6 +157,7 @@ def reduce_run(
         dense=widest(model.transformer.config),
         divergence=Divergence(*(divergence(model, reduced.model, rows) for rows in (data.train, data.holdout))),
         latency_key=device.key,
+        losses_on=losses_on,
     )
 
 
@@ -169,12 +181,16 @@ class OpenedSource(NamedTuple):
         """The shapes of its layers."""
         return self.model.transformer.config.layers
 
-    def devices(
-        self, targets: Sequence[Target], points: Sequence[Point], precision: str, on_progress: OnProgress
-    ) -> list[Device]:
-        """Return the devices of targets with the times of all options; errors as :func:`devices_of`."""
-        given = targets, self.model, self.grid, check_points(self.model.transformer.config, points), self.state
-        return devices_of(*given, precision=precision, on_progress=on_progress)
+    @property
+    def loss_rows(self) -> Rows:
+        """Rows for the losses of the search: of a task with labels the hold-out, if it has enough tokens.
+
+        Of rows that a model has learnt, it is so sure that few reductions change its answers. The texts or images of an
+        imported model are none of those that it has learnt.
+        """
+        held, learnt = self.data.holdout, self.data.train
+        needed = min(float(learnt.lengths.sum()), tokens_needed(self.model))
+        return held if self.data.teacher is None and float(held.lengths.sum()) >= needed else learnt
 
 
 def open_source(source: Path, data_dir: str | Path, directory: Path, examples: int) -> OpenedSource:
