@@ -194,3 +194,9 @@ def test_texts_that_cannot_restore_are_refused(place, lines, message):
 def test_images_are_not_restored(place):
     with pytest.raises(UsageError, match="--distil: got a model for digits"):
         read(place, PLAIN, task=DIGITS)
+
+
+@pytest.mark.parametrize("option", [("--passes", "2"), ("--lr", "1e-3"), ("--leave-out-evaluated",)])
+def test_options_of_a_restoration_need_texts(place, option):
+    with pytest.raises(UsageError, match=f"{option[0]}: expected --distil with texts beside it"):
+        invoke(reduce, place / "run", *BOARD, *option, "--data", place / "texts.txt.xz", "--out", place / "none")

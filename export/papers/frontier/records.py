@@ -7,7 +7,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 import numpy as np
@@ -48,7 +48,8 @@ class TaskSettings(msgspec.Struct, frozen=True, kw_only=True):
         peak_learning_rate: of the teacher and the first distilled dense model.
         epochs: of that dense model, which starts from the teacher.
         reduced_epochs: of each reduced model, tiers and controls, and of a second distilled dense model.
-        controls: strategies beside the search, and how many families have each, the first ones.
+        controls: strategies beside the search, and how many families have each, the first ones. The published families
+            have one shape for all layers, too, ``uniform``, which a training today leaves out.
         calibration: examples for the reduction.
         limit: most training examples; None is all.
     """
@@ -58,7 +59,7 @@ class TaskSettings(msgspec.Struct, frozen=True, kw_only=True):
     peak_learning_rate: float
     epochs: int
     reduced_epochs: int
-    controls: dict[Strategy, int]
+    controls: dict[str, int]
     calibration: int
     limit: int | None = None
 
@@ -133,7 +134,8 @@ class Family(NamedTuple):
     @property
     def controls(self) -> tuple[Strategy, ...]:
         """The strategies beside the search, of which some have fewer seeds."""
-        return tuple(control for control, seeds in self.of_task.controls.items() if self.seed < seeds)
+        controls = self.of_task.controls
+        return tuple(one for one in get_args(Strategy) if self.seed < controls.get(one, 0))
 
     @property
     def runs(self) -> tuple[str, ...]:
