@@ -11,14 +11,15 @@ from edge.bench.layer_latencies import LayerLatencies
 from edge.cli.output import json_option, print_json, print_table, remark
 from edge.errors import Raw, UsageError
 from export.bundle.outputs import check_run
-from export.finetune import data_inputs, needed_data
+from export.finetune import data_inputs, is_imported, needed_data
+from export.finetune.options import check_final
 from export.finetune.recipe import restoring_command
 from export.papers.looped import MODEL as LOOPED
 from export.papers.looped.options import SizeOptions, check_others, print_reduced, shrink_run, size_options
 from export.reduce.options import PlanOptions, plan_options, point_rows, reduction_progress
 from export.reduce.target import LATENCIES, OFFERED, Strategy, Target, parse_target
 from export.training.loading import loading_torch
-from export.training.options import DIRECTORY, device_option, out_option, replace_option
+from export.training.options import DIRECTORY, device_option, final_option, out_option, replace_option
 from export.training.points import THIS, points_of
 from export.training.runs import recorded
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 #: Options that looped runs do not have.
 _SEARCH = (
     *("target_speedup", "name", "table", "tokens", "batches", "precision"),
-    *("examples", "data_dir", "data", "strategy"),
+    *("examples", "data_dir", "data", "strategy", "final"),
 )
 
 #: A measured speed-up below this share of the planned one is remarked on.
@@ -62,6 +63,7 @@ _SLOWER = 0.85
 )
 @size_options
 @device_option
+@final_option
 @replace_option("an earlier run at --out")
 @json_option
 def reduce(
@@ -73,6 +75,7 @@ def reduce(
     strategy: Strategy,
     sizes: SizeOptions,
     device: DeviceName,
+    final: bool,
     replace: bool,
     as_json: bool,
 ) -> None:
@@ -94,6 +97,7 @@ def reduce(
             print_reduced(looped)
         return
     sizes.check_none()
+    check_final(final, is_imported(config))
     target = _target(name, table)
     points, precision = points_of(options.tokens, options.batches), options.checked_precision([target])
     data_dir = needed_data(config, options.data_dir, options.data)
@@ -114,6 +118,7 @@ def reduce(
             target=target,
             precision=precision,
             strategy=strategy,
+            final=final,
             on_progress=on_progress,
         )
     if target == THIS and reduced.measured_speedup < _SLOWER * reduced.expected_speedup:

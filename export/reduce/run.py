@@ -71,6 +71,7 @@ def reduce_run(
     precision: str = "fp16",
     strategy: Strategy = "search",
     seed: int = 0,
+    final: bool = False,
     on_progress: OnProgress = silent,
 ) -> PlannedRun:
     """Reduce a fine-tuned model and write a run directory, for further fine-tuning with the original as teacher.
@@ -86,6 +87,7 @@ def reduce_run(
         precision: of a prediction, see :func:`export.reduce.device.devices_of`.
         strategy: see :data:`export.reduce.target.Strategy`.
         seed: of a random choice.
+        final: whether dev is measured, too, after the choices for which the hold-out is there.
 
     Raises:
         UsageError: the source is not a run on a task or does not take an operating point, or the latency table is of
@@ -129,7 +131,7 @@ def reduce_run(
         reduced.model,
         msgspec.structs.replace(architecture, transformer=reduced.model.transformer.config),
         reader,
-        predict_splits(task, reduced.model, data),
+        predict_splits(task, reduced.model, data, final=final),
         record=provenance(trainer=how, data=task.origin, seed=None),
         tuned=Trained((), (), 0, 0, time.perf_counter() - started),  # no training
         data_dir=data_dir,
