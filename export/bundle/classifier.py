@@ -35,7 +35,7 @@ from export.finetune.imported import MOST_HELD_OUT, ImportedTask, check_alike
 from export.finetune.models import Architecture, OpenedModel, open_model
 from export.finetune.predictions import read_matching
 from export.finetune.questions import SQUAD, SquadQuestions, as_imported
-from export.finetune.run import task_of
+from export.finetune.run import split_of, task_of
 from export.finetune.text_tasks import SentenceTask
 from export.importing.image_processor import sample_images
 from export.models.convert import golden_of
@@ -175,7 +175,9 @@ class _FineTuned:
         if on_rows is None:
             return measures
         length = run.architecture.max_length
-        splits = task.prepare(self._data_dir, task.reader(run.path), max_length=length, limit=None).measured
+        every = task.prepare(self._data_dir, task.reader(run.path), max_length=length, limit=None).measured
+        known = run.opened.metrics.splits if run.opened.metrics else ()
+        splits = {split: rows for split, rows in every.items() if split in known}
         kept = {} if trained else splits
         recorded = {split: read_matching(run.path, split, rows.targets) for split, rows in kept.items()}
         names = self.inputs.batch_names
@@ -263,6 +265,7 @@ def _one_task(runs: Sequence[_Run]) -> SentenceTask | ImageTask:
     if len(names) > 1 or not isinstance(task, SentenceTask | ImageTask):
         fix = "Export runs of one task; runs of another become a bundle of their own."
         raise UsageError("task of the runs", given=names, expected="one task, of texts or images", fix=fix)
+    split_of(task.name, {f"tier {run.tier}": run.path for run in runs})
     for run in runs[1:]:
         if run.architecture.labels != runs[0].architecture.labels:
             given, expected = (", ".join(one.architecture.labels) for one in (run, runs[0]))

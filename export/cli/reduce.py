@@ -13,6 +13,7 @@ from edge.errors import Raw, UsageError
 from export.bundle.outputs import check_run
 from export.data.examples import TRAIN
 from export.finetune import data_inputs, is_imported, needed_data
+from export.finetune.options import check_final
 from export.finetune.recipe import restoring_command
 from export.papers.looped import MODEL as LOOPED
 from export.papers.looped.options import SizeOptions, check_others, print_reduced, shrink_run, size_options
@@ -27,7 +28,14 @@ from export.reduce.options import (
 from export.reduce.target import LATENCIES, Target, parse_target
 from export.training.loading import loading_torch
 from export.training.log import RunFiles
-from export.training.options import DIRECTORY, device_option, out_option, replace_option, usable_precision
+from export.training.options import (
+    DIRECTORY,
+    device_option,
+    final_option,
+    out_option,
+    replace_option,
+    usable_precision,
+)
 from export.training.points import THIS, points_of
 from export.training.runs import recorded
 
@@ -39,7 +47,7 @@ if TYPE_CHECKING:
 #: Options that looped runs do not have.
 _SEARCH = (
     *("target_speedups", "name", "table", "tokens", "batches", "precision"),
-    *("examples", "data_dir", "data", "strategy", "distil", "leave_out", "passes", "rate"),
+    *("examples", "data_dir", "data", "strategy", "distil", "leave_out", "passes", "rate", "final"),
 )
 
 #: A measured speed-up below this share of the planned one is remarked on.
@@ -64,6 +72,7 @@ _SLOWER = 0.85
 @distil_options
 @size_options
 @device_option
+@final_option
 @replace_option("an earlier run at --out")
 @json_option
 def reduce(
@@ -75,6 +84,7 @@ def reduce(
     distilling: DistilOptions,
     sizes: SizeOptions,
     device: DeviceName,
+    final: bool,
     replace: bool,
     as_json: bool,
 ) -> None:
@@ -97,6 +107,7 @@ def reduce(
             print_reduced(looped)
         return
     sizes.check_none()
+    check_final(final, is_imported(config))
     target = _target(name, table)
     points, precision = points_of(options.tokens, options.batches), options.checked_precision([target])
     distil = distilling.checked_texts()
@@ -137,6 +148,7 @@ def reduce(
             precision=precision,
             strategy=options.strategy or ("spread" if distil else "search"),
             restoration=restoration,
+            final=final,
             on_progress=on_progress,
         )
     for each in reduced:

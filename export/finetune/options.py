@@ -15,7 +15,7 @@ from export.errors import listed
 from export.finetune.recipe import Distillation, Recipe
 
 if TYPE_CHECKING:
-    from export.training.runs import OwnData
+    from export.training.runs import OwnData, SplitVersion
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,6 +38,13 @@ rate_option = click.option(
     default=_RECIPE.peak_learning_rate,
     show_default=True,
     help="Peak learning rate.",
+)
+
+
+average_option = click.option(
+    "--average",
+    type=FloatRange(0, 1, max_open=True),
+    help="Keep a running average of the weights after the last epoch, not the best epoch: its decay, such as 0.999.",
 )
 
 
@@ -82,6 +89,13 @@ def distillation_of(weights: Mapping[str, float], teacher: Path | None) -> Disti
     return Distillation(**weights)
 
 
+def check_final(final: bool, imported: bool) -> None:
+    """Raise a UsageError for ``--final`` with a model that was imported: its data have no dev."""
+    if final and imported:
+        expected, fix = "data with labels, which have a dev", "Leave it out; the hold-out measures the agreement."
+        raise UsageError("--final", given=Raw("the answers of an imported run"), expected=expected, fix=fix)
+
+
 class OwnOptions(NamedTuple):
     """The options as given; see :class:`export.finetune.own_texts.Choices`."""
 
@@ -111,13 +125,13 @@ class OwnOptions(NamedTuple):
             option = "--regression" if self.regression else "--classification"
             raise UsageError(option, given=Raw("this option"), expected=expected, fix=fix)
 
-    def describe(self, data: Path) -> OwnData:
+    def describe(self, data: Path, split: SplitVersion) -> OwnData:
         """Read and check the data, with a bar, and say what was found; errors as :func:`.own_texts.describe`."""
         from export.finetune.own_texts import Choices, describe
 
         choices = Choices(self.texts, self.label, self.labels, self.regression)
         with working(f"reading {data}") as on_image:
-            found = describe(data, self.dev, choices, on_image)
+            found = describe(data, self.dev, choices, on_image, split)
         for line in _remarks(found):
             remark(line)
         return found

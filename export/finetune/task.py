@@ -21,7 +21,7 @@ from export.finetune.objectives import Teacher
 from export.finetune.predictions import Predicted
 from export.models.heads import Head
 from export.models.transformer import TransformerConfig
-from export.training.runs import OwnData
+from export.training.runs import OwnData, SplitVersion
 
 #: Tokenizer or image shape of a model.
 Reader: TypeAlias = "Tokenizer | ImageShape"
@@ -70,6 +70,10 @@ class Task(Protocol):
     def headline(self) -> str:
         """The metric by which the best epoch is chosen."""
 
+    @property
+    def split(self) -> SplitVersion:
+        """How the hold-out of labelled texts is drawn; other data have one way, version 1."""
+
     def source(self, model: Path | None, shape: Mapping[str, int]) -> Source:
         """Return the start of a training.
 
@@ -96,6 +100,7 @@ class TextTask(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     own_data: OwnData | None = None
+    split: SplitVersion = 1
 
     def source(self, model: Path | None, shape: Mapping[str, int]) -> Source:
         if shape:

@@ -142,15 +142,15 @@ distil_options = grouped_options(
             multiple=True,
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
             metavar="TEXTS",
-            help="Restore what was cut: train on these texts, without labels, to answer as the original. A file, plain or "
-            ".xz, with a text in each line, or two with a tab between them for pairs; repeatable.",
+            help="Restore what was cut: train on these texts, without labels, to answer as the original. A file, plain "
+            "or .xz, with a text in each line, or two with a tab between them for pairs; repeatable.",
         ),
         click.option(
             "--leave-out-evaluated",
             "leave_out",
             is_flag=True,
-            help="Leave out texts of --distil with a sentence of the evaluation sets below --data-dir, which are refused "
-            "otherwise.",
+            help="Leave out texts of --distil with a sentence of the evaluation sets below --data-dir, which else are "
+            "refused.",
         ),
         click.option(
             "--passes",

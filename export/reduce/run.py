@@ -123,6 +123,7 @@ def reduce_runs(
     strategy: Strategy = "search",
     seed: int = 0,
     restoration: Restoration | None = None,
+    final: bool = False,
     on_progress: OnProgress = silent,
 ) -> list[PlannedRun]:
     """Reduce a fine-tuned or imported model to several speed-ups, and write a run directory for each.
@@ -140,6 +141,7 @@ def reduce_runs(
         strategy: see :data:`export.reduce.target.Strategy`.
         seed: of a random choice, and of the order of the texts.
         restoration: None leaves the models as they are cut, to be fine-tuned with the original as teacher.
+        final: whether dev is measured, too, after the choices for which the hold-out is there.
 
     Raises:
         UsageError: the source is not a run on a task or does not take an operating point, or the latency table is of
@@ -190,7 +192,7 @@ def reduce_runs(
             small.model,
             msgspec.structs.replace(opened.architecture, transformer=small.model.transformer.config),
             opened.reader,
-            predict_splits(opened.task, small.model, opened.data),
+            predict_splits(opened.task, small.model, opened.data, final=final),
             record=provenance(
                 trainer=f"reduced from {source.name} by {strategy} for {name} {how}",
                 data=opened.task.origin,

@@ -149,7 +149,9 @@ def report_of(run: Path, opened: OpenedModel, task: Task, items: Items) -> Repor
     assert opened.metrics is not None
     assert opened.architecture is not None
     splits = tuple(
-        _split(name, read_matching(run, name, one.targets), one, items) for name, one in items.measured.items()
+        _split(name, read_matching(run, name, one.targets), one, items)
+        for name, one in items.measured.items()
+        if name in opened.metrics.splits
     )
     return Report(
         str(run),

@@ -37,7 +37,7 @@ OPTIONS = ("--lr", 2e-2, "--batch", 32, "--max-length", 32)
 def bundled(place):
     """A directory with a run, a leaner run, and the bundle of both."""
     paths = ("--model", place / "small", "--data-dir", place, "--out", place)
-    invoke(finetune, "SST-2", *paths, "--name", "Half", *OPTIONS)
+    invoke(finetune, "SST-2", *paths, "--name", "Half", *OPTIONS, "--final")
     options = ("--data-dir", place, "--name", "sst2", "--tier-name", "x1", "--tier-name", "half", "--json")
     shown = invoke(export, place / "SST-2", place / "Half", "--repository", place / "models", *options)
     (found,) = json.loads(shown)

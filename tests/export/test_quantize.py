@@ -100,7 +100,7 @@ def test_smoothing_moves_sizes_into_the_weights_without_rounding(model):
 
 def test_training_records_ranges_and_the_file_computes_what_was_trained(place, tmp_path):
     start = place / "SST-2"
-    options = ("--data-dir", place, "--max-length", 32, "--epochs", 1, "--lr", 1e-3, "--batch", 32, "--int8")
+    options = ("--data-dir", place, "--max-length", 32, "--epochs", 1, "--lr", 1e-3, "--batch", 32, "--int8", "--final")
     invoke(finetune, "SST-2", "--model", start, *options, "--out", tmp_path, "--name", "rounded")
     found, before = open_model(tmp_path / "rounded"), open_model(start)
     assert found.architecture == before.architecture

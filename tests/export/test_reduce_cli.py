@@ -41,7 +41,7 @@ def first(place):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(output, "LINE_SECONDS", 0.05)
         patch.delenv("FEWHEADS_DATA", raising=False)
-        command = ("--target-speedup", "1.05", "--out", str(place / "reduced"), "--json")
+        command = ("--target-speedup", "1.05", "--out", str(place / "reduced"), "--final", "--json")
         return CliRunner().invoke(reduce, [str(place / "SST-2"), *OPTIONS, *command], catch_exceptions=False)
 
 
