@@ -47,7 +47,7 @@ class Restoration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         choice: how the layers were chosen.
         plan: the shape of each original layer; None is left out.
         predicted_speedups: on ``board``, by the number of tokens, at batch 1.
-        recipe: fields of :class:`export.reduce.restore.RestorationRecipe`.
+        recipe: the learning rate, the weights of the losses, and the rest of the training's settings.
         before: mean cosine to the original before training.
         stsb_train, original_stsb_train: Spearman's correlation times 100 on the training set of STS-B.
         layer_parameters: of all layers that stay.

@@ -13,6 +13,8 @@ from export.training.points import THIS
 LATENCIES = "latency.json"
 #: The defaults of --tokens and --calibration.
 TIMED_TOKENS, CALIBRATION_EXAMPLES = 32, 256
+#: Those of --passes and --lr, of a restoration.
+PASSES, LEARNING_RATE = 3.0, 1e-3
 
 #: This machine, a Jetson in a power mode, or the device of a latency table.
 Target: TypeAlias = "Literal['this'] | BoardMode | Path"

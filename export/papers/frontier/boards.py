@@ -78,7 +78,7 @@ def plan_tiers(run: Path, data: Path, board: str, examples: int = _EXAMPLES) -> 
     """
     opened = open_source(run, data, run, examples)
     dense, grid = opened.layers, opened.grid
-    with reduction_progress() as on_progress:
+    with reduction_progress() as (on_progress, _):
         (even,) = devices_of(
             [board_mode(board)], opened.model, [Point(*size) for size in _SIZES], opened.state, on_progress=on_progress
         )
