@@ -51,6 +51,9 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         processor: that trained or reduced it. Runs of earlier versions record neither.
         own_data: the data of ``--data``; None for a task of Fewheads.
         planned: what a reduced model was planned for; None for others, and for runs of earlier versions.
+        space: of the embeddings, by the weights of the imported model that has made it: those of a run that was reduced
+            from that model, or that learnt its answers, can be compared with its own. None for models without
+            embeddings, and for runs of earlier versions; :func:`export.finetune.models.space_of` knows better.
     """
 
     model: str
@@ -62,6 +65,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     processor: Processor | None = None
     own_data: OwnData | None = None
     planned: Planned | None = None
+    space: str | None = None
 
 
 class RunMetrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
