@@ -61,11 +61,17 @@ def files_of(exported: Sequence[ExportedArtifact]) -> dict[str, File]:
     return files | {one.artifact.golden: one.golden for one in exported if one.artifact.golden and one.golden}
 
 
-def tiers_of(name: str, exported: Sequence[ExportedArtifact], golden: str | None = None) -> tuple[Tier, ...]:
-    """Return a tier and its twin in INT8, if any: a runtime reads one file of a tier, so precision is another one."""
+def tiers_of(
+    name: str, exported: Sequence[ExportedArtifact], golden: str | None = None, space: str | None = None
+) -> tuple[Tier, ...]:
+    """Return a tier and its twin in INT8, if any: a runtime reads one file of a tier, so precision is another one.
+
+    ``space`` is that of the embeddings of both.
+    """
     parts = {name: [one.artifact for one in exported if one.artifact.precision != "int8"]}
     parts[int8_tier(name)] = [one.artifact for one in exported if one.artifact.precision == "int8"]
-    return tuple(Tier(name=tier, artifacts=tuple(part), golden=golden) for tier, part in parts.items() if part)
+    made = ((tier, tuple(part)) for tier, part in parts.items() if part)
+    return tuple(Tier(name=tier, artifacts=part, golden=golden, space=space) for tier, part in made)
 
 
 def export_tier(

@@ -50,10 +50,11 @@ class LabelledTokens(Encoded, frozen=True):
 
 
 class ImportedTask(msgspec.Struct, frozen=True):
-    """A :class:`export.finetune.task.Task`: to answer as ``original``."""
+    """A :class:`export.finetune.task.Task`: to answer as ``original``, with embeddings of its ``space``, if any."""
 
     description: Architecture
     original: Head
+    space: str | None = None
 
     @property
     def name(self) -> str:

@@ -17,7 +17,16 @@ from export.errors import DataError
 from export.finetune import IMPORTED, data_directory, text_tasks
 from export.finetune.image_tasks import DIGITS, IMAGENET, MNIST
 from export.finetune.imported import ImportedTask
-from export.finetune.models import MODEL, Architecture, OpenedModel, Source, open_or_new, open_tuned, with_head
+from export.finetune.models import (
+    MODEL,
+    Architecture,
+    OpenedModel,
+    Source,
+    open_or_new,
+    open_tuned,
+    space_of,
+    with_head,
+)
 from export.finetune.objectives import TaskObjective, Teacher
 from export.finetune.own_texts import own_task
 from export.finetune.predictions import Predicted, encode_predictions
@@ -196,7 +205,8 @@ def save_run(
         contents[TOKENIZER] = reader.to_str().encode()
     place = str(Path(data_dir).resolve()) if data_dir and data_directory(task.name, Path(data_dir)) else None
     arguments = msgspec.to_builtins(architecture)
-    history = speedup, precision, processor(), task.own_data, planned, task.split
+    space = task.space if isinstance(task, ImportedTask) else None
+    history = speedup, precision, processor(), task.own_data, planned, task.split, space
     config = RunConfig(MODEL, arguments, record, place, *history)
     save(directory, model, config, metrics, contents)
     return metrics
@@ -237,7 +247,7 @@ def task_of(found: OpenedModel, directory: object) -> Task:
         return own_task(found.config.own_data, found.config.split)
     if found.architecture is not None and found.architecture.task in IMPORTED:
         assert found.head is not None, "a run has a head"
-        return ImportedTask(found.architecture, found.head)
+        return ImportedTask(found.architecture, found.head, space_of(found))
     if found.architecture is None or found.architecture.task not in TASKS:
         fix = "Fine-tune the model first: fewheads finetune TASK --model MODEL."
         given = Raw("a model without a task")

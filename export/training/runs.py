@@ -56,6 +56,9 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         own_data: the data of ``--data``; None for a task of Fewheads.
         planned: what a reduced model was planned for; None for others, and for runs of earlier versions.
         split: how the hold-out of a run on labelled texts was drawn.
+        space: of the embeddings, by the weights of the imported model that has made it: those of a run that was reduced
+            from that model, or that learnt its answers, can be compared with its own. None for models without
+            embeddings, and for runs of earlier versions; :func:`export.finetune.models.space_of` knows better.
     """
 
     model: str
@@ -68,6 +71,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     own_data: OwnData | None = None
     planned: Planned | None = None
     split: SplitVersion = 1
+    space: str | None = None
 
 
 class RunMetrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
