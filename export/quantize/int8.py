@@ -84,8 +84,8 @@ def _in_levels(values: Array) -> Array:
     low, high = min(values.min(), np.float32(0)), max(values.max(), np.float32(0))
     scale = (high - low) / np.float32(255) or np.float32(1)
     zero = np.round(-low / scale)
-    levels: Array = np.clip(np.round(values / scale) + zero, 0, 255)
-    return (levels - zero) * scale
+    rounded: Array = (np.clip(np.round(values / scale) + zero, 0, 255) - zero) * scale
+    return rounded
 
 
 def _without_gemm(model: ModelProto) -> ModelProto:

@@ -36,7 +36,7 @@ from export.quantize.int8 import dynamic_int8, quantized
 from export.quantize.precision import half
 from export.quantize.ranges import LARGEST, LEVELS, Scheme, input_ranges, projections
 from export.quantize.training import RoundedLinear, round_products, trained_ranges
-from tests.support.imported_directories import write_embedder
+from tests.support.imported_directories import with_tokenizer, write_embedder
 from tests.support.language_models import bpe, tiny_llama, tiny_of
 from tests.support.task_data import encoded, invoke, make_classifier, make_sentiment
 
@@ -242,7 +242,8 @@ def test_a_model_that_embeds_sentences_is_scored_by_its_cosines(tmp_path):
     for split in ("train", "dev"):
         lines = [f"{one}\t{other}\t{score}" for one, other, score in zip(texts[::2], texts[1::2], scores, strict=True)]
         (tmp_path / "glue" / "STS-B" / f"{split}.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *lines]))
-    invoke(import_, write_embedder(tmp_path / "directory"), "--out", tmp_path / "run")
+    with_tokenizer(write_embedder(tmp_path / "directory"))
+    invoke(import_, tmp_path / "directory", "--out", tmp_path / "run")
     methods = ("dynamic", "smoothed, largest, down and output_proj in FP16")
     options = ("--data-dir", tmp_path, "--split", "dev", *(part for one in methods for part in ("--method", one)))
     found = json.loads(invoke(int8, tmp_path / "run", *options, "--json"))
