@@ -93,7 +93,8 @@ def export_tier(
         golden: the module's own outputs, with which the files are checked, for at least two rows of real inputs. Token
             ids, masks and segments are INT64 [N, T] with dynamic N and T; pixels are [N, channels, size, size] with
             dynamic N.
-        calibration: other real inputs by the same names, without padding, for the ranges of INT8.
+        calibration: other real inputs by the same names, without padding, for the ranges of INT8 and for the products
+            that stay in FP32 or FP16.
         name: of the tier; the files are named after it.
         dynamic: input to the symbolic names of its dynamic dimensions; None for those above.
         has_head: whether a task head follows the last normalisation; its products are never INT8.
@@ -106,7 +107,7 @@ def export_tier(
     plain = to_onnx(module, examples, list(golden.outputs), dynamic_of(golden.inputs) if dynamic is None else dynamic)
     kinds: list[tuple[str, str, Callable[[], bytes]]] = [
         ("onnxruntime", "fp32", lambda: fused(plain)),
-        ("onnxruntime", "int8", lambda: dynamic_int8(plain, has_head=has_head)),
+        ("onnxruntime", "int8", lambda: dynamic_int8(plain, calibration, has_head=has_head)),
         ("tensorrt", "fp16", lambda: half(fewest_kernels(plain))),
     ]
     exported = []

@@ -15,6 +15,7 @@ from edge.bundles.steps import Labels
 from edge.errors import Raw, UsageError
 from export.data.tokens import load_tokenizer
 from export.errors import CheckpointError
+from export.finetune import EMBEDDING
 from export.finetune.models import Architecture
 from export.importing.embedder import MODULES, Embedder, read_embedder
 from export.importing.image_processor import read_image_processor
@@ -88,7 +89,7 @@ def read_directory(directory: Path, *, pair: bool = False, max_length: int | Non
     config = read_json(place / CONFIG, ModelConfig, SAVE_AGAIN)
     _check_supported(place, config)
     _check_weights(place)
-    kind = "sentence-embedding" if embedder else _kind(place, config)
+    kind = EMBEDDING if embedder else _kind(place, config)
     if pair and kind != "text-classification":
         expected = "a classifier or regression of texts"
         raise UsageError("--pair", given=Raw(f"{kind} in {directory}"), expected=expected, fix="Leave it out.")
@@ -105,9 +106,7 @@ def read_directory(directory: Path, *, pair: bool = False, max_length: int | Non
         task=kind,
         transformer=transformer,
         labels=(
-            ()
-            if kind in ("question-answering", "sentence-embedding")
-            else _labels(place, config, pretrained, per_token=per_token)
+            () if kind in ("question-answering", EMBEDDING) else _labels(place, config, pretrained, per_token=per_token)
         ),
         pooling="summary" if embedder is None else embedder.pooling,
         max_length=transformer.max_positions if is_vit else _max_length(place, transformer, embedder, max_length),
