@@ -19,6 +19,8 @@ from export.training.options import DIRECTORY, data_dir_option, device_option, r
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
     from export.training.device import DeviceName
+#: Above so many texts, several cores are worth their synchronisation.
+_MANY_TEXTS = 10_000
 
 
 def _groups(context: click.Context, option: object, value: str | None) -> Any:
@@ -95,7 +97,7 @@ def evaluate(
         remark(f"{documents}: {sets.passages.left_out} documents with a sentence of an evaluation set are left out")
     for group in () if only else [group for group in SOURCES if group not in sets.groups]:
         remark(f"{group}: not measured, because {data_dir} lacks {SOURCES[group]}")
-    with all_cores(), working("embedding") as update:
+    with all_cores(sets.texts > _MANY_TEXTS), working("embedding") as update:
         records = measure(opened, sets, out and out.parent / f".{out.name}.embeddings", update)
     found = tables(records)
     if out:

@@ -23,12 +23,12 @@ def loading_torch(what: str = "loading torch") -> Iterator[None]:
 
 
 @contextmanager
-def all_cores() -> Iterator[None]:
-    """Let torch use every core while the block runs, for large batches."""
+def all_cores(wanted: bool) -> Iterator[None]:
+    """Let torch use every core while the block runs, if it is ``wanted``: for minutes of large batches, not for few."""
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(len(os.sched_getaffinity(0)) if wanted else before)
     try:
         yield
     finally:

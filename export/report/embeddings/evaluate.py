@@ -19,7 +19,7 @@ from export.report.embeddings import Group
 from export.report.embeddings.embed import EmbeddingRun, embed
 from export.report.embeddings.published import COMPLETE, published
 from export.report.embeddings.records import COSINE, RunRecord, Score, Side
-from export.report.embeddings.sets import Probe, Sets
+from export.report.embeddings.sets import Probe, Sets, columns
 from export.report.speed import speed_of
 from export.training.intervals import Difference, Sample, mean, resampled
 
@@ -91,7 +91,7 @@ def evaluate(
     """
     if "mixed" in sets.groups:
         check_mixed(runs)
-    each, done = _texts(sets), 0
+    done = 0
     base: dict[tuple[str, str, str], Sample] = {}
     records, original = [], None
     for run in runs:
@@ -100,7 +100,7 @@ def evaluate(
             def count(number: int) -> None:
                 nonlocal done
                 done += number
-                on_texts(done, each * len(runs), run.name)
+                on_texts(done, sets.texts * len(runs), run.name)
 
             return embed(run, texts, cache, count)
 
@@ -117,22 +117,8 @@ def evaluate(
     return records
 
 
-def _texts(sets: Sets) -> int:
-    """Return how many texts are embedded for each run."""
-    lists = [*map(_both, sets.pairs.values()), sets.passages.texts]
-    lists += [part for task in sets.questions.values() for part in (task.questions, task.documents)]
-    lists += [_both(part) for probe in sets.probes.values() for part in (probe.train, probe.holdout)]
-    return sum(len(set(texts)) for texts in lists)
-
-
-def _both(examples: Examples) -> list[str]:
-    """Return the first texts of all items, then the second ones of pairs."""
-    return [text for column in zip(*examples.texts, strict=True) for text in column]
-
-
 def _halves(examples: Examples, of: Callable[[Sequence[str]], Array]) -> list[Array]:
-    vectors = of(_both(examples))
-    return np.split(vectors, len(examples.texts[0]))
+    return np.split(of(columns(examples)), len(examples.texts[0]))
 
 
 def _vectors(sets: Sets, of: Callable[[Sequence[str]], Array]) -> _Vectors:

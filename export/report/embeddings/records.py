@@ -130,7 +130,7 @@ def _table(group: Group, records: Sequence[RunRecord]) -> Table:
 
 def _runs(records: Sequence[RunRecord]) -> Table:
     speed = records[0].speed
-    heads = ("run", "layers", "parameters", "ms", "times faster", "cosine to the original", "weights")
+    heads = ("run", "layers", "parameters", "predicted ms", "times faster", "cosine to the original", "weights")
     rows = [
         (
             record.run,
@@ -144,5 +144,5 @@ def _runs(records: Sequence[RunRecord]) -> Table:
         for record in records
     ]
     where, size = f"{speed.device} at {speed.power_mode}", speed.predicted[0]
-    note = f"The latency is {speed.label} for {where}, {size.tokens} tokens, batch {size.rows}."
+    note = f"Latency: {speed.label}, for {where}, {size.tokens} tokens, batch {size.rows}."
     return Table("Runs", heads, rows, 1, note)

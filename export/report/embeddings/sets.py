@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,14 +51,25 @@ class Sets(NamedTuple):
     @property
     def digests(self) -> dict[str, str]:
         """The SHA-256 of the texts of each set."""
-        texts = {name: [text for pair in one.texts for text in pair] for name, one in self.pairs.items()}
-        texts |= {name: [*one.questions, *one.documents] for name, one in self.questions.items()}
-        texts |= {
-            name: [text for part in (one.train, one.holdout) for row in part.texts for text in row]
-            for name, one in self.probes.items()
-        }
-        texts |= {"passages": [*self.passages.texts]} if self.passages.texts else {}
-        return {name: sha256("\n".join(of_set).encode()) for name, of_set in texts.items()}
+        return {name: sha256("\n".join(chain(*parts)).encode()) for name, parts in self._parts.items()}
+
+    @property
+    def texts(self) -> int:
+        """How many texts are embedded for each run."""
+        return sum(len({*part}) for parts in self._parts.values() for part in parts)
+
+    @property
+    def _parts(self) -> dict[str, list[Sequence[str]]]:
+        """What is embedded at a time, by the name of the set."""
+        parts: dict[str, list[Sequence[str]]] = {name: [columns(one)] for name, one in self.pairs.items()}
+        parts |= {name: [one.questions, one.documents] for name, one in self.questions.items()}
+        parts |= {name: [columns(one.train), columns(one.holdout)] for name, one in self.probes.items()}
+        return parts | ({"passages": [self.passages.texts]} if self.passages.texts else {})
+
+
+def columns(examples: Examples) -> list[str]:
+    """Return the first texts of all items, then the second ones of pairs."""
+    return [*chain(*zip(*examples.texts, strict=True))]
 
 
 def read_sets(data_dir: Path, documents: Path | None, only: Collection[Group], runs: int) -> Sets:
