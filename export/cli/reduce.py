@@ -221,7 +221,7 @@ def _print(reduced: PlannedRun) -> None:
     accuracy = [(m.split, m.metric, m.value, m.n) for m in reduced.metrics.measures]
     restored = reduced.closeness is not None
     print_table(
-        "After restoration" if restored else "Before any training", ("split", "metric", "value", "items"), accuracy
+        "After restoration" if restored else "Before any fine-tuning", ("split", "metric", "value", "items"), accuracy
     )
     divergence = reduced.divergence
     click.echo(

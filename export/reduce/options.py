@@ -60,7 +60,8 @@ class _Speedups(click.ParamType[tuple[float, ...]]):
         with suppress(ValueError):
             factors = {float(text) for text in value.split(",")}
         if not factors or not all(1 < factor < math.inf for factor in factors):
-            self.fail(f"{value!r} is not a factor above 1, such as 2, or several, such as 1.5,2,3.", param, context)
+            expected, fix = "factors above 1", "Give one, such as 2, or to `fewheads reduce` several, such as 1.5,2,3."
+            raise UsageError("--target-speedup", given=value, expected=expected, fix=fix)
         return tuple(sorted(factors))
 
 

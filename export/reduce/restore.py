@@ -104,7 +104,6 @@ def read_restoration_texts(
     task: Task,
     reader: Reader,
     max_length: int,
-    *,
     evaluated: Collection[str] = (),
     leave_out: bool = False,
 ) -> Texts:
@@ -176,17 +175,17 @@ def restore(
     reduced: Mapping[str, ReducedModel[Head]],
     texts: Texts,
     recipe: RestorationRecipe,
-    *,
-    seed: int = 0,
     device: DeviceName = "cpu",
     files: RunFiles | None = None,
     observer: Observer = SILENT,
+    *,
+    seed: int = 0,
 ) -> Restored:
     """Train reduced models in place to imitate the original, all by one forward pass of it for each batch.
 
     Args:
-        seed: of the order of the texts.
         files: state and log of the training; the same call resumes from them, and the caller removes them.
+        seed: of the order of the texts.
 
     Raises:
         UsageError: there is no such device.

@@ -23,7 +23,7 @@ from export.reduce.latency import feeds_of, measure_models
 from export.reduce.losses import OnProgress, divergence, silent
 from export.reduce.plan import ReducedModel, ReducedRun, check_speedup
 from export.reduce.reduce import LAYERS, reduce_model
-from export.reduce.restore import RestorationRecipe, read_restoration_texts, restore
+from export.reduce.restore import RestorationRecipe, Texts, read_restoration_texts, restore
 from export.reduce.search import check_target
 from export.reduce.spread import spread_shapes
 from export.reduce.target import Strategy, Target
@@ -95,6 +95,17 @@ class Restoration(NamedTuple):
     device: DeviceName = "auto"
     observer: Observer = SILENT
 
+    def read(self, opened: OpenedSource) -> Texts:
+        """Read the texts for a model."""
+        longest = min(opened.architecture.max_length, self.recipe.max_length)
+        how = opened.task, opened.reader, longest, self.evaluated, self.leave_out
+        return read_restoration_texts(self.texts, *how)
+
+    @property
+    def settings(self) -> tuple[RestorationRecipe, DeviceName, RunFiles, Observer]:
+        """What :func:`export.reduce.restore.restore` needs beside models and texts."""
+        return self.recipe, self.device, self.files, self.observer
+
 
 def reduce_runs(
     source: str | Path,
@@ -137,69 +148,42 @@ def reduce_runs(
     started = time.perf_counter()
     source, names = Path(source), {f"{speedup:g}x": speedup for speedup in directories}
     opened = open_source(source, data_dir, next(iter(directories.values())), examples)
-    model, task = opened.model, opened.task
-    texts = None
-    if restoration:
-        longest = min(opened.architecture.max_length, restoration.recipe.max_length)
-        given, leave_out = restoration.evaluated, restoration.leave_out
-        texts = read_restoration_texts(
-            restoration.texts, task, opened.reader, longest, evaluated=given, leave_out=leave_out
-        )
+    texts = restoration and restoration.read(opened)
     (device,) = opened.devices([target], points, precision, on_progress)
-    subject = f"target speed-up on {device.name}"
     for speedup in directories:
-        if strategy == "spread":
-            spread_shapes(model.transformer.config, device.mean, speedup, subject)
-        elif strategy not in ("uniform", "first-layers"):  # those choose among fewer plans
-            check_target(opened.layers, device.mean, speedup, subject)
-    times, state = device.mean, opened.state
+        _check_reachable(opened, device, speedup, strategy)
     reduced = {
         name: reduce_model(
-            *(model, opened.data.train, speedup),
-            times=times,
+            *(opened.model, opened.data.train, speedup),
+            times=device.mean,
             strategy=strategy,
             seed=seed,
-            state=state,
+            state=opened.state,
             on_progress=on_progress,
         )
         for name, speedup in names.items()
     }
-    planned = {
-        name: Planned(
-            names[name],
-            device.target,
-            device.label,
-            tuple(_measured(model, each, point) for point in device.at_points(opened.layers, each.plan.shapes)),
-            each.plan.kept,
-            len(opened.layers),
-        )
-        for name, each in reduced.items()
-    }
+    # Before a training, because a speed-up that the plan cannot explain ends the command.
+    planned = {name: _planned(opened, device, names[name], small) for name, small in reduced.items()}
     sizes = " and ".join(point.name for point in device.points)
     how = f"at {sizes} on {device.name} ({device.label}), calibrated with {examples} examples"
-    tuned, further, closeness = (
-        Trained((), (), 0, 0, time.perf_counter() - started),
-        dict[str, bytes](),
-        dict[str, float](),
-    )
+    tuned, closeness, further = Trained((), (), 0, 0, time.perf_counter() - started), dict[str, float](), {}
     if restoration and texts:
-        recipe, files, place, observer = restoration.recipe, restoration.files, restoration.device, restoration.observer
-        restored = restore(model, reduced, texts, recipe, seed=seed, device=place, files=files, observer=observer)
-        tuned, further, closeness = restored.trained, files.finished(), restored.closeness
-        how += f", and restored on {len(texts.train.targets)} texts for {tuned.steps} steps, {recipe}"
+        tuned, closeness = restore(opened.model, reduced, texts, *restoration.settings, seed=seed)
+        further = restoration.files.finished()
+        how += f", and restored on {len(texts.train.targets)} texts for {tuned.steps} steps, {restoration.recipe}"
     runs = []
-    for name, directory in zip(names, directories.values(), strict=True):
-        small = reduced[name]
+    for (name, small), directory in zip(reduced.items(), directories.values(), strict=True):
         metrics = save_run(
-            task,
+            opened.task,
             directory,
             small.model,
             msgspec.structs.replace(opened.architecture, transformer=small.model.transformer.config),
             opened.reader,
-            predict_splits(task, small.model, opened.data),
+            predict_splits(opened.task, small.model, opened.data),
             record=provenance(
                 trainer=f"reduced from {source.name} by {strategy} for {name} {how}",
-                data=task.origin,
+                data=opened.task.origin,
                 seed=seed if restoration else None,
             ),
             tuned=tuned,
@@ -212,25 +196,39 @@ def reduce_runs(
             trained_on=len(texts.train.targets) if texts else None,
             further=further,
         )
+        both = (divergence(opened.model, small.model, rows) for rows in (opened.data.train, opened.data.holdout))
         runs.append(
             PlannedRun(
                 *(str(directory), small.reports, metrics),
-                expected_speedup=times.speedup(opened.layers, small.plan.shapes),
+                expected_speedup=device.mean.speedup(opened.layers, small.plan.shapes),
                 measured_speedup=planned[name].measured_speedup,
                 planned=planned[name],
-                dense=widest(model.transformer.config),
-                divergence=Divergence(
-                    *(divergence(model, small.model, rows) for rows in (opened.data.train, opened.data.holdout))
-                ),
+                dense=widest(opened.model.transformer.config),
+                divergence=Divergence(*both),
                 latency_key=device.key,
                 closeness=closeness.get(name),
             )
         )
-    for unfinished in state.glob(f"{LAYERS}-*.state"):
+    for unfinished in opened.state.glob(f"{LAYERS}-*.state"):
         unfinished.unlink()
     if restoration:
         restoration.files.remove()
     return runs
+
+
+def _check_reachable(opened: OpenedSource, device: Device, target_speedup: float, strategy: Strategy) -> None:
+    """Raise the PlanError of a target that is out of reach, before losses are measured."""
+    subject = f"target speed-up on {device.name}"
+    if strategy == "spread":
+        spread_shapes(opened.model.transformer.config, device.mean, target_speedup, subject)
+    elif strategy not in ("uniform", "first-layers"):  # those choose among fewer plans
+        check_target(opened.layers, device.mean, target_speedup, subject)
+
+
+def _planned(opened: OpenedSource, device: Device, target_speedup: float, small: ReducedModel[Head]) -> Planned:
+    points = device.at_points(opened.layers, small.plan.shapes)
+    measured = tuple(_measured(opened.model, small, point) for point in points)
+    return Planned(target_speedup, device.target, device.label, measured, small.plan.kept, len(opened.layers))
 
 
 class OpenedSource(NamedTuple):
