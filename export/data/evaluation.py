@@ -37,9 +37,11 @@ _LEAST_LETTERS = 12
 #: out; and the fewest that retrieval is measured with.
 MOST_PASSAGES, _DOCUMENTS_SHARE, LEAST_PASSAGES = 20_000, HOLDOUT_SHARE / 2, 100
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+#: The set of SICK's test part.
+SICK = "SICK test"
 #: Columns of a score and two sentences: of the STS tasks, which have no header, and of SICK; of STS-B, the sentences.
 _STS = ("score", "first sentence", "second sentence")
-_SICK = ("relatedness_score", "sentence_A", "sentence_B")
+_SICK_COLUMNS = ("relatedness_score", "sentence_A", "sentence_B")
 _STSB = ("sentence1", "sentence2")
 
 
@@ -68,7 +70,7 @@ def pair_sets(data_dir: Path) -> dict[str, Callable[[], Examples]]:
         if path.is_file():
             readers[f"STS-B {split}"] = partial(read_glue, path, _STSB, "score", ())
     if sick.is_file():
-        readers["SICK test"] = partial(_read_pairs, [sick])
+        readers[SICK] = partial(_read_pairs, [sick])
     return readers
 
 
@@ -176,7 +178,7 @@ def missing(data_dir: Path, *groups: str) -> DataError:
 
 def _read_pairs(files: Sequence[Path], header: Sequence[str] = ()) -> Examples:
     """Read files as one set; pairs without a score, which SemEval's annotators left out, are no part of it."""
-    score, first, second = header or _SICK
+    score, first, second = header or _SICK_COLUMNS
     texts, scores = [], []
     for path in files:
         table, fix = read_tsv(path, header=header), f"Get {SOURCES['sts']}."

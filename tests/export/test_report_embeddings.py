@@ -110,6 +110,7 @@ def test_the_record_has_what_its_tables_need(root, records):
     ]  # fmt: skip
     page = (root / "out" / "report.md").read_text()
     assert all("\n".join(table.markdown()) in page for table in printed)
+    assert "STS14 has 31 of its 3750 pairs here" in printed[1].note
     heads = printed[-1].heads
     assert heads[:5] == ["set", "measure", "questions by", "documents by", "questions"]
     assert [row[2:4] for row in printed[-1].rows][:3] == [

@@ -9,9 +9,11 @@ from typing import Literal
 import msgspec
 
 from edge.errors import Raw
+from export.data.evaluation import SICK
 from export.errors import CheckpointError
 from export.models.transformer import LayerShape
 from export.report.embeddings import RECORDS, Group
+from export.report.embeddings.published import COMPLETE
 from export.report.speed import Speed
 from export.report.table import Table
 from export.training.intervals import Difference, Mean
@@ -125,7 +127,20 @@ def _table(group: Group, records: Sequence[RunRecord]) -> Table:
     columns = {head: cells for head, cells in columns.items() if any(cell is not None for cell in cells)}
     rows = list(zip(*columns.values(), strict=True))
     note += " In parentheses are 95 % intervals over the items; differences are paired."
+    note += "".join(sorted({partial for _, one in scores if (partial := _partial(one))}))
     return Table(title, list(columns), rows, list(columns).index(items) if rows else 1, note)
+
+
+def _partial(score: Score) -> str:
+    """Return why a set is not the one of the published figures; empty for others."""
+    if score.items == SICK:
+        return f" {SICK} is one part of the set that others publish."
+    pairs = COMPLETE.get(score.items, score.n)
+    return (
+        ""
+        if score.n == pairs
+        else f" {score.items} has {score.n} of its {pairs} pairs here, and compares with no other."
+    )
 
 
 def _runs(records: Sequence[RunRecord]) -> Table:
