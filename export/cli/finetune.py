@@ -23,6 +23,7 @@ from export.finetune.options import (
     epochs_option,
     own_data_options,
     rate_option,
+    transfer_option,
 )
 from export.finetune.recipe import MAX_LENGTH, Recipe
 from export.report.table import print_measures
@@ -101,6 +102,7 @@ class _TaskName(click.Choice[str]):
     help="Train a run for INT8 on TensorRT: its products round, and --model is the teacher unless --teacher is given.",
 )
 @distillation_options
+@transfer_option
 @click.option("--name", help="Name of the run's directory.  [default: the name of the task, or of the data]")
 @runs_option("the run, which becomes OUT/NAME")
 @tensorboard_option
@@ -134,6 +136,7 @@ def finetune(
     teacher: Path | None,
     int8: bool,
     distillation: dict[str, float],
+    transfer: Path | None,
     name: str | None,
     out: Path,
     tensorboard: Path | None,
@@ -163,9 +166,18 @@ def finetune(
             raise UsageError("--int8", given=given, expected="a run on data with labels", fix=fix)
     check_final(final, imported is not None)
     how = distillation_of(distillation, teacher)
+    if transfer is None and "transfer_share" in distillation:
+        fix = "Give --transfer TEXTS, or leave it out."
+        raise UsageError("--transfer-share", given=how.transfer_share, expected="--transfer beside it", fix=fix)
     runs = {run_seed: out / run for run_seed, run in seeded(name, seed, seeds).items()}
     directory = data_directory(chosen, data_dir) if isinstance(chosen, str) else chosen
-    inputs = {"--model": model, "--teacher": teacher, "the data in": directory, "--dev": own.dev}
+    inputs = {
+        "--model": model,
+        "--teacher": teacher,
+        "--transfer": transfer,
+        "the data in": directory,
+        "--dev": own.dev,
+    }
     for run in runs.values():
         check_run("--out", run, inputs, replace=replace, way_out="another --name or --out")
     with loading_torch():
@@ -182,21 +194,23 @@ def finetune(
     else:
         named = chosen if isinstance(chosen, str) else OwnData(path=str(chosen.resolve())).name
         selected = _with_labels(chosen, own, split_of(named, {"--model": model, "--teacher": teacher}))
+    if transfer:
+        _check_transfer(selected, teacher)
     read_from = chosen if imported else data_dir
     shape = {name: value for name, value in (("dim", dim), ("depth", depth), ("heads", heads)) if value is not None}
     with working(f"answers of {imported}" if imported else f"reading the data of {selected.name}") as on_rows:
         source = selected.source(model, shape)
         reader = selected.reader(source)
-        answered: dict[str, Any] = {}
+        further: dict[str, Any] = {"transfer": transfer} if transfer else {}
         if isinstance(selected, ImportedTask):
             max_length = max_length or selected.description.max_length
             selected.original.to(device_of(device))
-            answered = {"precision": precision, "on_rows": on_rows}
+            further = {"precision": precision, "on_rows": on_rows}
             if how.hidden and model:
                 shape_of = read_config(model).arguments["transformer"]
-                answered["student"] = msgspec.convert(shape_of, TransformerConfig)
+                further["student"] = msgspec.convert(shape_of, TransformerConfig)
         max_length = max_length or MAX_LENGTH
-        data = prepare(selected, read_from, reader, max_length=max_length, limit=limit, **answered)
+        data = prepare(selected, read_from, reader, max_length=max_length, limit=limit, **further)
     recipe = Recipe(
         epochs=epochs,
         batch_size=batch,
@@ -259,6 +273,19 @@ def _with_labels(chosen: str | Path, own: OwnOptions, split: SplitVersion | None
         return own_task(own.describe(chosen, split), split)
     task = TASKS[chosen]
     return msgspec.structs.replace(task, split=split) if isinstance(task, SentenceTask) else task
+
+
+def _check_transfer(task: Task, teacher: Path | None) -> None:
+    from export.finetune.text_tasks import SentenceTask
+
+    expected = "a task of texts with labels, and --teacher with a run on it"
+    if not isinstance(task, SentenceTask):
+        fix = "Leave it out; an imported run as --teacher has its texts as --data."
+        raise UsageError("--transfer", given=Raw(task.name), expected=expected, fix=fix)
+    if teacher is None:
+        raise UsageError(
+            "--transfer", given=Raw("no --teacher"), expected=expected, fix="Give --teacher, or leave it out."
+        )
 
 
 def _check_int8(model: Path | None) -> None:

@@ -48,6 +48,15 @@ average_option = click.option(
 )
 
 
+transfer_option = click.option(
+    "--transfer",
+    type=click.Path(path_type=Path),
+    metavar="TEXTS",
+    help="With --teacher, for tasks of texts: a file with an unlabelled text in each line, to which the teacher's "
+    "answers are learnt beside the labels; a task of pairs gets each text before another one.",
+)
+
+
 def _given(**weights: float | None) -> dict[str, float]:
     return {name: weight for name, weight in weights.items() if weight is not None}
 
@@ -76,6 +85,12 @@ distillation_options = grouped_options(
             help="With --teacher: weight of its hidden states, beside the rest of the loss. Each layer follows that of "
             "the teacher at the nearest depth. The widths must be equal; 0 leaves the states out.",
         ),
+        click.option(
+            "--transfer-share",
+            type=FloatRange(0, 1, min_open=True, max_open=True),
+            show_default=str(_DISTILLATION.transfer_share),
+            help="With --transfer: its share of the rows of a batch, which has --batch others.",
+        ),
     ),
 )
 
@@ -83,9 +98,10 @@ distillation_options = grouped_options(
 def distillation_of(weights: Mapping[str, float], teacher: Path | None) -> Distillation:
     """Return the settings of a distillation; raise a UsageError for weights without a teacher."""
     if weights and teacher is None:
-        option, weight = next(iter(weights.items()))
-        fix = f"Give --teacher, or leave --{option} out."
-        raise UsageError(f"--{option}", given=weight, expected="a run as --teacher beside it", fix=fix)
+        name, weight = next(iter(weights.items()))
+        option = f"--{name.replace('_', '-')}"
+        fix = f"Give --teacher, or leave {option} out."
+        raise UsageError(option, given=weight, expected="a run as --teacher beside it", fix=fix)
     return Distillation(**weights)
 
 

@@ -34,6 +34,7 @@ from export.finetune.questions import SQUAD
 from export.finetune.recipe import Recipe
 from export.finetune.task import Data, Reader, Task
 from export.finetune.text_tasks import SentenceTask
+from export.finetune.transfer import TransferObjective
 from export.models.heads import Head
 from export.models.transformer import TransformerConfig
 from export.quantize.training import round_products
@@ -137,7 +138,8 @@ def finetune_run(
     model.transformer.set_dropout(recipe.dropout)
     model.transformer.embeddings.requires_grad_(not recipe.frozen_embeddings)
     files = RunFiles(Path(directory), tensorboard)
-    objective = TaskObjective(
+    extra: dict[str, Any] = {} if data.transfer is None else {"transfer": data.transfer}
+    objective = (TransferObjective if extra else TaskObjective)(
         model,
         data.train,
         recipe,
@@ -145,6 +147,7 @@ def finetune_run(
         evaluate=lambda: task.predict(model, data.holdout).score(task.headline),
         metric=task.headline,
         teacher=_teacher(task, teacher, model, data.labels).to(place) if isinstance(teacher, (str, Path)) else teacher,
+        **extra,
     )
     tuned = train(objective, recipe, seed=seed, state=files.state, log=files.log, observer=observer)
     predictions = predict_splits(task, model, data, final=final)
@@ -158,7 +161,7 @@ def finetune_run(
         predictions,
         record=provenance(
             trainer=f"fine-tuned from {start}, {len(data.train.targets)} examples, {recipe}",
-            data=task.origin,
+            data=" and ".join(filter(None, (task.origin, data.transfer_origin))),
             seed=seed,
         ),
         tuned=tuned,

@@ -33,6 +33,8 @@ class Data(msgspec.Struct, frozen=True):
     Attributes:
         dev: splits for published metrics, by name.
         teacher: whose answers are the targets; None for data with labels.
+        transfer: unlabelled rows, to which a student learns its teacher's answers.
+        transfer_origin: their file with its hash; empty without any.
     """
 
     labels: tuple[str, ...]
@@ -40,6 +42,8 @@ class Data(msgspec.Struct, frozen=True):
     holdout: Rows
     dev: dict[str, Rows]
     teacher: Teacher | None = None
+    transfer: Rows | None = None
+    transfer_origin: str = ""
 
     @property
     def measured(self) -> dict[str, Rows]:

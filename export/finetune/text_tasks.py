@@ -17,6 +17,7 @@ from export.data.tokens import Rows, encode
 from export.finetune.models import Architecture
 from export.finetune.predictions import Predictions, predict
 from export.finetune.task import Data, Reader, TextTask
+from export.finetune.transfer import read_transfer
 from export.models.heads import SCORE, Head
 from export.models.transformer import TransformerConfig
 from export.training.runs import SPLIT, DataFile, SplitVersion
@@ -62,14 +63,26 @@ class SentenceTask(TextTask, frozen=True, kw_only=True):
         """Return the files that :meth:`examples` reads, with their hashes."""
         raise NotImplementedError
 
-    def prepare(self, data_dir: str | Path, reader: Reader, *, max_length: int, limit: int | None) -> Data:
+    def prepare(
+        self,
+        data_dir: str | Path,
+        reader: Reader,
+        *,
+        max_length: int,
+        limit: int | None,
+        transfer: Path | None = None,
+    ) -> Data:
+        """Read the data, and a file with unlabelled texts, if one is given; see :func:`.transfer.read_transfer`."""
         assert isinstance(reader, Tokenizer)
         splits = self.examples(data_dir)
+        texts = read_transfer(transfer, len(self.texts) > 1, splits.measured.values()) if transfer else None
         return Data(
             self.labels or (SCORE,),
             encode(reader, limited(splits.train, limit), max_length),
             encode(reader, splits.holdout, max_length),
             {name: encode(reader, examples, max_length) for name, examples in splits.dev.items()},
+            transfer=encode(reader, texts, max_length) if texts else None,
+            transfer_origin=f"text of {transfer.name} (SHA-256 {sha256(transfer.read_bytes())})" if transfer else "",
         )
 
     def architecture(self, transformer: TransformerConfig, labels: tuple[str, ...], max_length: int) -> Architecture:

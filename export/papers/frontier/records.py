@@ -23,6 +23,7 @@ from export.papers.experiment import digest
 from export.reduce.target import Strategy
 from export.training.provenance import Processor, versions
 from export.training.recipe import Precision
+from export.training.runs import SPLIT, SplitVersion
 
 #: Precisions: of ONNX Runtime, and of the file for TensorRT, which is not timed.
 FP32, INT8, STATIC = "fp32", "int8", "static-int8"
@@ -104,13 +105,18 @@ class FrontierSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the records depend on, with SHA-256 of the Hugging Face directory and of the files of each task."""
+    """All that the records depend on, with SHA-256 of the Hugging Face directory and of the files of each task.
+
+    Attributes:
+        split: how the hold-outs are drawn.
+    """
 
     frontier: FrontierSettings
     model: str
     data: dict[str, str]
     versions: dict[str, str]
     device: Literal["cpu", "cuda"] = "cpu"
+    split: SplitVersion = 1
 
 
 class Family(NamedTuple):
@@ -170,6 +176,7 @@ def settings_of(
         data={task: digest(data_dir / DATA[task].directory, "train.tsv", "dev.tsv") for task in frontier.tasks},
         versions=versions(),
         device=device,
+        split=SPLIT,
     )
 
 
