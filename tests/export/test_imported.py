@@ -228,6 +228,19 @@ def test_a_stock_client_gets_what_transformers_computes(imported, saved, bundles
         np.testing.assert_allclose(found, want, atol=1e-4)
 
 
+def test_a_pretrained_encoder_becomes_the_mean_of_its_last_states(tmp_path):
+    write_random(tmp_path / "encoder", "BertForMaskedLM", TEXT)
+    shown = json.loads(invoke(import_, tmp_path / "encoder", "--out", tmp_path / "run", "--json"))
+    assert (shown["task"], shown["width"]) == ("sentence-embedding", 32)
+    read = tokens_of(tmp_path / "encoder", {"text": SENTENCES})
+    inputs, attended = read["input_ids"], read["attention_mask"]
+    encoder = transformers.BertModel.from_pretrained(tmp_path / "encoder").eval()
+    with torch.no_grad():
+        states = encoder(input_ids=inputs, attention_mask=attended).last_hidden_state * attended[:, :, None]
+        found = open_model(tmp_path / "run").head(inputs, attended)
+    torch.testing.assert_close(found, states.sum(dim=1) / attended.sum(dim=1, keepdim=True), atol=1e-5, rtol=1e-4)
+
+
 @with_sentence_transformers
 def test_a_stock_client_gets_the_cosines_of_sentence_transformers(tmp_path):
     from sentence_transformers import SentenceTransformer
