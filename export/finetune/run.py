@@ -277,7 +277,7 @@ def split_of(task: str, runs: Mapping[str, Path | None]) -> SplitVersion | None:
     for option, run in runs.items():
         config = recorded(run) if run else None
         if config is not None and task in (config.arguments.get("task"), config.own_data and config.own_data.name):
-            found[f"{option} {run}"] = config.split
+            found[option] = config.split
     if len(set(found.values())) > 1:
         given = Raw(" and ".join(f"{name} with version {split}" for name, split in found.items()))
         fix = "Fine-tune the one with version 1 again."

@@ -216,7 +216,7 @@ def test_runs_that_cannot_be_tiers(bundled, stsb, tmp_path):
         ((full,), r"SST-2: got a fine-tuned run without --name, .*for example --name sst-2; all"),
         (
             (full, earlier, *name, *twins[:3], "b"),
-            r"hold-outs of the runs: got tier a .* version 2 and tier b .* version 1",
+            r"hold-outs of the runs: got tier a with version 2 and tier b with version 1",
         ),
         ((full, stsb / "STS-B", *name, *twins[:3], "b"), r"task of the runs: got \['SST-2', 'STS-B'\], expected one"),
     ):

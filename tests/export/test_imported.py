@@ -229,6 +229,7 @@ def test_a_stock_client_gets_what_transformers_computes(imported, saved, bundles
 
 
 def test_a_pretrained_encoder_becomes_the_mean_of_its_last_states(tmp_path):
+    transformers = pytest.importorskip("transformers")
     write_random(tmp_path / "encoder", "BertForMaskedLM", TEXT)
     shown = json.loads(invoke(import_, tmp_path / "encoder", "--out", tmp_path / "run", "--json"))
     assert (shown["task"], shown["width"]) == ("sentence-embedding", 32)
