@@ -20,7 +20,6 @@ from edge.errors import UsageError
 from edge.launch import running_server
 from export.cli.export import export
 from export.cli.finetune import finetune
-from export.cli.reduce import reduce
 from export.data.examples import Examples, split_holdout
 from export.data.tokens import encode, load_tokenizer
 from export.errors import DataError
@@ -28,6 +27,7 @@ from export.finetune.imported import ImportedTask, answers
 from export.finetune.models import open_model, space_of
 from export.finetune.objectives import TaskObjective
 from export.finetune.recipe import Recipe
+from export.finetune.run import task_of
 from export.importing.run import import_run
 from export.models.heads import NO_LABEL, TokenClassifier
 from export.training.runs import read_config
@@ -94,7 +94,7 @@ def without_space(run, copy):
 
 
 def test_runs_know_the_space_of_their_embeddings(place, taught, tmp_path):
-    data, original = place / "texts.txt", read_config(place / "embedder").space
+    original = read_config(place / "embedder").space
     assert re.fullmatch("[0-9a-f]{16}", original)
     assert (
         [read_config(run).space for run in taught[0]]
@@ -104,9 +104,7 @@ def test_runs_know_the_space_of_their_embeddings(place, taught, tmp_path):
     older = without_space(place / "embedder", tmp_path / "older")
     assert space_of(open_model(older)) == original
     assert space_of(open_model(without_space(taught[0][0], tmp_path / "trained"))) is None  # nobody knows whose answers
-    options = ("--data", data, "--target-speedup", 1.05, "--tokens", 16, "--calibration", 16)
-    invoke(reduce, older, *options, "--strategy", "uniform", "--out", tmp_path / "small")
-    assert read_config(tmp_path / "small").space == original
+    assert task_of(open_model(older), older).space == original  # which a reduction and a distillation record
     # What is trained on labels answers as nobody does.
     write_rows(tmp_path / "labels.csv", ("text", "label"), make_sentiment(60))
     tuning = ("--data", tmp_path / "labels.csv", "--epochs", 1, "--max-length", 16, "--no-report")
@@ -119,7 +117,8 @@ def tiers(place, taught):
     """A bundle of the embedder, as earlier versions wrote it, and of one that learnt its answers."""
     runs = (without_space(place / "embedder", place / "older"), taught[0][0])
     names = ("--name", "minilm", "--tier-name", "full", "--tier-name", "half")
-    shown = invoke(export, *runs, *names, "--repository", place, "--no-measure", "--json")
+    names = (*names, "--artifacts", "onnxruntime", "--no-measure")
+    shown = invoke(export, *runs, *names, "--repository", place, "--json")
     assert not json.loads(shown)[0]["without_space"]
     return place / "minilm-1"
 

@@ -140,6 +140,7 @@ def test_one_command_makes_a_family_that_is_near_the_original(place, monkeypatch
     config = read_config(place / "family" / "2x")
     assert "restored on" in config.provenance.trainer
     assert config.provenance.seed == 0
+    assert config.space == read_config(place / "run").space is not None
     assert not list(place.glob(".family*"))  # the state goes when all is written
     assert (place / "family" / "2x" / "log.jsonl").exists()
     assert open_model(place / "family" / "2x").transformer.config.layers == tuple(
