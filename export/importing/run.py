@@ -161,6 +161,7 @@ def _embeddings(directory: Path, found: FineTuned) -> list[tuple[Array, Array]]:
     _transformers()  # silences the bars of the library, too
     library = importlib.import_module("sentence_transformers")
     model = library.SentenceTransformer(str(directory), device="cpu", trust_remote_code=False, local_files_only=True)
+    model.max_seq_length = found.architecture.max_length  # which may be less than the directory's
     theirs = model.float().encode([text for (text,) in texts], show_progress_bar=False)
     return [(ours, want) for (ours,), want in zip(_ours(found, texts), theirs, strict=True)]
 

@@ -22,19 +22,15 @@ from export.training.intervals import Difference, points
 PAGE, PREDICTED = (Path(__file__).with_name(name) for name in ("LIMITS.md", "predicted.json"))
 _RUNS = ("sts-b", "mrpc", "cola", "sts-b-lean")
 _TASKS = {"sts-b": "STS-B", "mrpc": "MRPC", "cola": "CoLA", "sts-b-lean": "STS-B, a third"}
-_EMBEDDERS = ("minilm", "mpnet")
-_TASKS |= {"minilm": "all-MiniLM-L6-v2", "mpnet": "all-mpnet-base-v2"}
-#: Power modes of the record of ``fewheads estimate`` of all-mpnet-base-v2.
-_MODES = ("15W", "MAXN_SUPER")
+_EMBEDDERS = {"minilm": "all-MiniLM-L6-v2"}
 
 
 def pages() -> dict[Path, str]:
     """Return LIMITS.md, with its tables made from the records."""
     tables = {f"export/reduce/{table.title}.json": table for table in (_teachers(), _recipes(), _variants())}
     tables["export/reduce/predicted.json"] = read_latencies(PREDICTED).table()
-    for runs, split in product((_RUNS, _EMBEDDERS), ("holdout", "dev")):
+    for runs, split in product((_RUNS, tuple(_EMBEDDERS)), ("holdout", "dev")):
         tables[", ".join(f"export/reduce/int8/{run}.{split}.json" for run in runs)] = _int8(runs, split)
-    tables[", ".join(f"export/reduce/int8/mpnet.{mode}.json" for mode in _MODES)] = _estimated()
     return {PAGE: with_tables(PAGE.read_text(), "python -m export.reduce.tables", tables)}
 
 
@@ -100,8 +96,11 @@ def _variants() -> Table:
 
 
 def _int8(runs: Sequence[str], split: str) -> Table:
-    records = [_record(f"{run}.{split}") for run in runs]
-    heads = (split if split == "dev" else "hold-out", *(f"{_TASKS[one['run']]}, n = {one['n']}" for one in records))
+    records = [json.loads((PAGE.parent / "int8" / f"{run}.{split}.json").read_text()) for run in runs]
+    heads = (
+        split if split == "dev" else "hold-out",
+        *(f"{(_TASKS | _EMBEDDERS)[one['run']]}, n = {one['n']}" for one in records),
+    )
     scored = [{row["method"].partition(":")[0]: row for row in one["scored"]} for one in records]
     methods = dict.fromkeys(method for one in scored for method in one)
     rows = [["FP32", *(f"{100 * one['fp32']:.1f}" for one in records)]]
@@ -111,25 +110,6 @@ def _int8(runs: Sequence[str], split: str) -> Table:
             [method, *(f"{_change(row, 'difference')} [{row['logits_error']:.3f}]" if row else "" for row in cells)]
         )
     return Table(split, heads, rows, len(heads))
-
-
-def _estimated() -> Table:
-    records = {mode: _record(f"mpnet.{mode}") for mode in _MODES}
-    cells: dict[str, list[str]] = {}
-    heads = ["file"]
-    for mode, record in records.items():
-        for row in record["rows"]:
-            one = row["prediction"]
-            heads += [] if (head := f"{row['tokens']} tokens, {mode}") in heads else [head]
-            band = f"{one['milliseconds']:.3g} ms ({one['low_ms']:.3g} … {one['high_ms']:.3g})"
-            cells.setdefault(f"{row['precision'].upper()}, {one['kernels']} kernels", []).append(band)
-    note = f"A {records['15W']['label']}: TensorRT on a {records['15W']['device']}, batch 1, by `export/estimate`."
-    return Table("mpnet", heads, [(file, *of) for file, of in cells.items()], note=note)
-
-
-def _record(name: str) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((PAGE.parent / "int8" / f"{name}.json").read_text())
-    return record
 
 
 def _rate(row: dict[str, Any]) -> str:
