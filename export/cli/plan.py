@@ -9,6 +9,7 @@ import click
 
 from edge.bench.layer_latencies import PREDICTION
 from edge.cli.output import json_option, print_json, print_table
+from edge.errors import Raw, UsageError
 from export.finetune import needed_data
 from export.reduce.options import PlanOptions, plan_options, point_rows, reduction_progress
 from export.reduce.target import parse_target
@@ -48,13 +49,17 @@ def plan(run: Path, names: tuple[str, ...], tables: tuple[Path, ...], options: P
     targets = [*dict.fromkeys(map(parse_target, names or [THIS])), *tables]
     points, precision = points_of(options.tokens, options.batches), options.checked_precision(targets)
     data_dir = needed_data(recorded(run), options.data_dir, options.data)
+    if len(options.target_speedups) > 1:
+        given = Raw(",".join(f"{speedup:g}" for speedup in options.target_speedups))
+        raise UsageError("--target-speedup", given=given, expected="one", fix="Give one; `reduce` takes several.")
+    (target_speedup,) = options.target_speedups
     with loading_torch():
         from export.reduce.comparison import compare_plans
-    with reduction_progress() as on_progress:
+    with reduction_progress() as (on_progress, _):
         compared = compare_plans(
             run,
             data_dir,
-            options.target_speedup,
+            target_speedup,
             targets,
             points=points,
             examples=options.examples,

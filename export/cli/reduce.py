@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING
 import click
 
 from edge.bench.layer_latencies import LayerLatencies
+from edge.cli.options import FloatRange
 from edge.cli.output import json_option, print_json, print_table, remark
 from edge.errors import Raw, UsageError
 from export.bundle.outputs import check_run
-from export.finetune import data_inputs, needed_data
+from export.finetune import data_inputs, is_imported, needed_data
 from export.finetune.recipe import restoring_command
 from export.papers.looped import MODEL as LOOPED
 from export.papers.looped.options import SizeOptions, check_others, print_reduced, shrink_run, size_options
 from export.reduce.options import PlanOptions, plan_options, point_rows, reduction_progress
-from export.reduce.target import LATENCIES, OFFERED, Strategy, Target, parse_target
+from export.reduce.target import LATENCIES, LEARNING_RATE, OFFERED, PASSES, Strategy, Target, parse_target
 from export.training.loading import loading_torch
-from export.training.options import DIRECTORY, device_option, out_option, replace_option
+from export.training.log import RunFiles
+from export.training.options import DIRECTORY, device_option, out_option, replace_option, usable_precision
 from export.training.points import THIS, points_of
 from export.training.runs import recorded
 
@@ -29,8 +31,8 @@ if TYPE_CHECKING:
 
 #: Options that looped runs do not have.
 _SEARCH = (
-    *("target_speedup", "name", "table", "tokens", "batches", "precision"),
-    *("examples", "data_dir", "data", "strategy"),
+    *("target_speedups", "name", "table", "tokens", "batches", "precision"),
+    *("examples", "data_dir", "data", "strategy", "distil", "leave_out", "passes", "rate"),
 )
 
 #: A measured speed-up below this share of the planned one is remarked on.
@@ -55,10 +57,38 @@ _SLOWER = 0.85
 @click.option(
     "--strategy",
     type=click.Choice(OFFERED),
-    default=OFFERED[0],
+    help="'search' finds the best shape of each layer without training, and 'spread' keeps whole layers, which win "
+    "after a training.  [default: spread with --distil, search without]",
+)
+@click.option(
+    "--distil",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="TEXTS",
+    help="Restore what was cut: train on these texts without labels, one in each line, two with a tab between them for "
+    "pairs, plain or .xz, repeatable, until the outputs are the original's again.",
+)
+@click.option(
+    "--leave-out-evaluated",
+    "leave_out",
+    is_flag=True,
+    help="Leave texts of --distil out that have a sentence of the evaluation sets below --data-dir; else they are "
+    "refused.",
+)
+@click.option(
+    "--passes",
+    type=FloatRange(0, min_open=True),
+    default=PASSES,
     show_default=True,
-    help="'search' finds the best shape of each layer, and 'uniform' one for all. After distillation they are equally "
-    "accurate; without it, 'search' is better.",
+    help="Over the texts of --distil; a part of one is allowed.",
+)
+@click.option(
+    "--lr",
+    "rate",
+    type=FloatRange(0, min_open=True),
+    default=LEARNING_RATE,
+    show_default=True,
+    help="Peak learning rate of --distil.",
 )
 @size_options
 @device_option
@@ -70,7 +100,11 @@ def reduce(
     options: PlanOptions,
     out: Path,
     table: Path | None,
-    strategy: Strategy,
+    strategy: Strategy | None,
+    distil: tuple[Path, ...],
+    leave_out: bool,
+    passes: float,
+    rate: float,
     sizes: SizeOptions,
     device: DeviceName,
     replace: bool,
@@ -78,10 +112,11 @@ def reduce(
 ) -> None:
     """Make a trained model smaller.
 
-    Removes heads, their width, hidden units and whole layers where the outputs change least. A fine-tuned model shrinks
-    until it reaches a speed-up, and is not trained: to win back accuracy, fine-tune the new run with the old one as
-    --teacher. A looped model shrinks to --heads, --head-dim and --units, and is trained for --steps. The same command
-    resumes an interrupted reduction.
+    Removes layers, heads, their width and hidden units where the outputs change least. A fine-tuned or imported model
+    shrinks until it reaches a speed-up. With --distil it is trained to answer as before; without, fine-tune the new run
+    with the old one as --teacher. Several speed-ups, such as --target-speedup 1.5,2,3, share that training, and become
+    the runs OUT/1.5x, OUT/2x and OUT/3x. A looped model shrinks to --heads, --head-dim and --units, and is trained for
+    --steps. The same command resumes an interrupted reduction.
     """
     config = recorded(run)
     if config is not None and config.model == LOOPED:
@@ -96,37 +131,57 @@ def reduce(
     sizes.check_none()
     target = _target(name, table)
     points, precision = points_of(options.tokens, options.batches), options.checked_precision([target])
+    if distil and is_imported(config) and config and not (options.data or config.data_dir):
+        options = options._replace(data=distil[0])
     data_dir = needed_data(config, options.data_dir, options.data)
-    inputs = {"RUN": run, **data_inputs(config, data_dir), "--latency-table": table}
-    check_run("--out", out, inputs, replace=replace)
+    texts = {f"--distil {path}": path for path in distil}
+    inputs = {"RUN": run, **data_inputs(config, data_dir), "--latency-table": table, **texts}
+    speedups = options.target_speedups
+    outs = {speedup: out if len(speedups) == 1 else out / f"{speedup:g}x" for speedup in speedups}
+    for directory in outs.values():
+        check_run("--out", directory, inputs, replace=replace)
     with loading_torch():
-        from export.reduce.run import reduce_run, state_of
-    if state_of(run, out).exists():
-        remark(f"{out.name}: resumes from the timings and layers in {state_of(run, out)}")
-    with reduction_progress() as on_progress:
-        reduced = reduce_run(
+        from export.data.evaluation import evaluation_texts, has_evaluation
+        from export.reduce.restore import RestorationRecipe
+        from export.reduce.run import Restoration, reduce_runs, state_of
+    first = next(iter(outs.values()))
+    if state_of(run, first).exists():
+        remark(f"{out.name}: resumes from the timings and layers in {state_of(run, first)}")
+    with reduction_progress(f"restoring {out.name}" if distil else None) as (on_progress, watch):
+        restoration = None
+        if distil:
+            place = options.data_dir or Path("data")
+            evaluated = evaluation_texts(place) if has_evaluation(place) else ()
+            trained_in = usable_precision(click.get_current_context(), None, "auto")
+            recipe = RestorationRecipe(passes=passes, peak_learning_rate=rate, precision=trained_in)
+            restoration = Restoration(distil, recipe, RunFiles(out), evaluated, leave_out, device, watch)
+        reduced = reduce_runs(
             run,
             data_dir,
-            out,
-            options.target_speedup,
+            outs,
             points=points,
             examples=options.examples,
             target=target,
             precision=precision,
-            strategy=strategy,
+            strategy=strategy or ("spread" if distil else "search"),
+            restoration=restoration,
             on_progress=on_progress,
         )
-    if target == THIS and reduced.measured_speedup < _SLOWER * reduced.expected_speedup:
-        remark(
-            f"{out.name}: {reduced.measured_speedup:.2f} times faster, where the timed shapes promised "
-            f"{reduced.expected_speedup:.2f}. If other work disturbed their timing, delete "
-            f"{state_of(run, out) / LATENCIES} and repeat the command with --replace on an idle machine."
-        )
+    for each in reduced:
+        if target == THIS and each.measured_speedup < _SLOWER * each.expected_speedup:
+            remark(
+                f"{each.directory}: {each.measured_speedup:.2f} times faster, where the timed shapes promised "
+                f"{each.expected_speedup:.2f}. If other work disturbed their timing, delete "
+                f"{state_of(run, first) / LATENCIES} and repeat the command with --replace on an idle machine."
+            )
     if as_json:
-        print_json(reduced)
-    else:
-        assert config is not None  # reduced from a run
-        _print(reduced, restoring_command(config, data_dir, model=out, teacher=run))
+        print_json(reduced[0] if len(reduced) == 1 else reduced)
+        return
+    assert config is not None  # reduced from a run
+    for each in reduced:
+        _print(each)
+        if not distil:
+            click.echo(f"Next, restore its accuracy:\n{restoring_command(config, data_dir, model=out, teacher=run)}")
 
 
 def _target(name: str | None, table: Path | None) -> Target:
@@ -140,7 +195,7 @@ def _target(name: str | None, table: Path | None) -> Target:
     return parse_target(name)
 
 
-def _print(reduced: PlannedRun, restoring: str) -> None:
+def _print(reduced: PlannedRun) -> None:
     columns = ("layer", "heads", "width", "units", "logits' error", "attention's error", "feed-forward's error")
     rows = [
         (
@@ -164,10 +219,13 @@ def _print(reduced: PlannedRun, restoring: str) -> None:
     )
     print_table(title, *point_rows(planned.points))
     accuracy = [(m.split, m.metric, m.value, m.n) for m in reduced.metrics.measures]
-    print_table("Before any fine-tuning", ("split", "metric", "value", "items"), accuracy)
+    restored = reduced.closeness is not None
+    print_table(
+        "After restoration" if restored else "Before any fine-tuning", ("split", "metric", "value", "items"), accuracy
+    )
     divergence = reduced.divergence
     click.echo(
         f"Divergence from the original: {divergence.calibration:.3g} on the calibration set, "
-        f"{divergence.holdout:.3g} on the hold-out; if the second is much larger, give more --calibration."
+        f"{divergence.holdout:.3g} on the hold-out"
+        + ("." if restored else "; if the second is much larger, give more --calibration.")
     )
-    click.echo(f"Next, restore its accuracy:\n{restoring}")

@@ -54,11 +54,16 @@ def _target(cell: str, target: str, labels: Sequence[str], subject: str) -> floa
             expected = f"{target} one of {', '.join(labels)}"
             raise DataError(subject, given=cell, expected=expected, fix=_FIX)
         return labels.index(cell)
+    return read_score(cell, target, subject, _FIX)
+
+
+def read_score(cell: str, column: str, subject: str, fix: str) -> float:
+    """Return a similarity from 0 to 5; raise a DataError on ``subject`` for another text."""
     try:
         score = float(cell)
     except ValueError:
         score = float("nan")
     if not 0 <= score <= _LARGEST_SCORE:  # false for NaN too
-        expected = f"{target} from 0 to {_LARGEST_SCORE:g}"
-        raise DataError(subject, given=cell, expected=expected, fix=_FIX)
+        expected = f"{column} from 0 to {_LARGEST_SCORE:g}"
+        raise DataError(subject, given=cell, expected=expected, fix=fix)
     return score

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from edge.datatypes import Array
 from edge.errors import Raw
@@ -85,12 +84,14 @@ class Encoded(msgspec.Struct, frozen=True):
 
     def batch(self, rows: Array) -> Batch:
         """Return rows, padded with zeros to the longest of them."""
-        tokens, segments = (
-            [torch.from_numpy(column[row]).long() for row in rows] for column in (self.tokens, self.segments)
-        )
-        ones = [torch.ones_like(row) for row in tokens]
-        inputs, mask, types = (pad_sequence(column, True) for column in (tokens, ones, segments))
-        return Batch(inputs, mask, types, torch.from_numpy(self.targets[rows]))
+        longest = max(len(self.tokens[row]) for row in rows)
+        inputs, mask, segments = np.zeros((3, len(rows), longest), np.int64)
+        for place, row in enumerate(rows):
+            length = len(self.tokens[row])
+            inputs[place, :length], mask[place, :length] = self.tokens[row], 1
+            segments[place, :length] = self.segments[row]
+        tensors = (torch.from_numpy(array) for array in (inputs, mask, segments, self.targets[rows]))
+        return Batch(*tensors)
 
 
 def load_tokenizer(directory: str | Path) -> Tokenizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle
@@ -60,6 +61,9 @@ def sample_texts(pair: bool) -> tuple[tuple[str, ...], ...]:
 def read_texts(path: Path, pair: bool) -> tuple[tuple[str, ...], ...]:
     """Read a text in each line, or with ``pair`` two texts with a tab between them; empty lines are left out.
 
+    Args:
+        path: plain or ``.xz``.
+
     Raises:
         DataError: the file is missing, of another format or not UTF-8, a line has another number of texts or one that a
             server would refuse, or there are fewer than two.
@@ -70,9 +74,12 @@ def read_texts(path: Path, pair: bool) -> tuple[tuple[str, ...], ...]:
         given, expected = Raw(f"a {path.suffix} file"), "lines of text, such as .txt or .tsv"
         raise DataError(f"texts {path}", given=given, expected=expected, fix=fix)
     try:
-        lines = path.read_bytes().decode("utf-8-sig").split("\n")
+        data = path.read_bytes()
+        lines = (lzma.decompress(data) if path.suffix == ".xz" else data).decode("utf-8-sig").split("\n")
     except OSError as error:
         raise DataError(f"texts {path}", given=Raw(error.strerror), expected="a file", fix=fix) from None
+    except lzma.LZMAError as error:
+        raise DataError(f"texts {path}", given=Raw(error), expected="a complete file of xz", fix=fix) from None
     except UnicodeDecodeError as error:
         raise DataError(f"texts {path}", given=Raw(error), expected="UTF-8", fix=fix) from None
     texts = []

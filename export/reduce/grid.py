@@ -14,7 +14,7 @@ from export.models.transformer import LayerShape, TransformerConfig
 #: Widths of heads that TensorRT fuses in FP16 and in INT8.
 _RANKS = (16, 32, 64)
 #: Hidden units come in multiples of this.
-_UNITS = 64
+UNITS = 64
 _HEAD_STEPS, _UNIT_STEPS = 6, 12
 
 
@@ -66,7 +66,7 @@ def grid_of(config: TransformerConfig) -> Grid:
     dense = widest(config)
     heads = {round(dense.num_heads * step / _HEAD_STEPS) for step in range(1, _HEAD_STEPS + 1)} - {0}
     ranks = {dense.head_dim, *(rank for rank in _RANKS if rank < dense.head_dim)}
-    units = {-(-dense.ffn_dim * step // (_UNIT_STEPS * _UNITS)) * _UNITS for step in range(_UNIT_STEPS)}
+    units = {-(-dense.ffn_dim * step // (_UNIT_STEPS * UNITS)) * UNITS for step in range(_UNIT_STEPS)}
     attention = {(h, r) for h in heads for r in ranks} | {
         (s.num_heads, s.head_dim) for s in config.layers if s.num_heads
     }

@@ -20,6 +20,8 @@ from export.reduce.grid import Grid
 from export.reduce.states import after_attention, after_feed_forward, embedded, layers_of
 from export.reduce.sublayers import AttentionReducer, FeedForwardReducer, with_half
 from export.training.checkpoint import fingerprint, load_state, save_state
+from export.training.device import model_device, multiplying_in
+from export.training.recipe import Precision
 
 #: Called with a stage, and how many of its shapes or layers are timed, have their losses measured, or are reduced.
 OnProgress: TypeAlias = Callable[[Literal["times", "losses", "layers"], int, int], None]
@@ -170,12 +172,12 @@ def measure_losses(
     return losses
 
 
-def divergence(model: Head, reduced: Head, rows: Rows) -> float:
+def divergence(model: Head, reduced: Head, rows: Rows, precision: Precision = "fp32") -> float:
     """Return the mean divergence of a reduced model from the original; of a regression, the mean squared error."""
-    total = 0.0
-    with torch.no_grad():
+    total, device = 0.0, model_device(model)
+    with torch.no_grad(), multiplying_in(precision, device):
         for indices in sorted_batches(rows.lengths, BATCH):
-            batch = rows.batch(indices)
+            batch = rows.batch(indices).to(device)
             outputs, wanted = (outputs_of(each, batch) for each in (reduced, model))
             total += len(indices) * float(model.imitation(outputs, wanted, temperature=1.0))
     return total / len(rows.lengths)

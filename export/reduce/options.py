@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from edge.cli.options import FloatRange, grouped_options
+from edge.cli.options import grouped_options
 from edge.cli.output import progress
 from edge.errors import UsageError
 from export.estimate.devices import BoardMode
 from export.reduce.target import CALIBRATION_EXAMPLES, TIMED_TOKENS, Target
 from export.training.options import imported_data_option, run_data_dir_option
 from export.training.points import PointTimes
+from export.training.watch import Watch
 
 if TYPE_CHECKING:
     from export.reduce.losses import OnProgress
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 class PlanOptions(NamedTuple):
     """What a plan is made for, and the data that it is made with, as the options have them."""
 
-    target_speedup: float
+    target_speedups: tuple[float, ...]
     tokens: str
     batches: str
     precision: str | None
@@ -44,6 +46,25 @@ class PlanOptions(NamedTuple):
         return self.precision or "fp16"
 
 
+class _Speedups(click.ParamType[tuple[float, ...]]):
+    """Factors above 1, with commas between them, as an ascending tuple."""
+
+    name = "factor"
+
+    def convert(
+        self, value: str | tuple[float, ...], param: click.Parameter | None, context: click.Context | None
+    ) -> tuple[float, ...]:
+        if isinstance(value, tuple):
+            return value
+        factors = set[float]()
+        with suppress(ValueError):
+            factors = {float(text) for text in value.split(",")}
+        if not factors or not all(1 < factor < math.inf for factor in factors):
+            expected, fix = "factors above 1", "Give one, such as 2, or to `fewheads reduce` several, such as 1.5,2,3."
+            raise UsageError("--target-speedup", given=value, expected=expected, fix=fix)
+        return tuple(sorted(factors))
+
+
 #: Adds the options of a plan to a command, which gets all of them as the argument ``options``.
 plan_options = grouped_options(
     PlanOptions,
@@ -51,10 +72,12 @@ plan_options = grouped_options(
     (
         click.option(
             "--target-speedup",
-            type=FloatRange(1, min_open=True),
-            default=2.0,
+            "target_speedups",
+            type=_Speedups(),
+            default="2",
             show_default=True,
-            help="For the whole model: of the mean time over --tokens and --batch, on the device that is planned for.",
+            help="For the whole model: of the mean time over --tokens and --batch, on the device that is planned for. "
+            "`reduce` takes several, such as 1.5,2,3.",
         ),
         click.option(
             "--tokens",
@@ -87,12 +110,13 @@ plan_options = grouped_options(
 
 
 @contextmanager
-def reduction_progress() -> Iterator[OnProgress]:
-    """Show a bar for each stage of a reduction, and yield what moves them."""
+def reduction_progress(training: str | None = None) -> Iterator[tuple[OnProgress, Watch]]:
+    """Show a bar for each stage of a reduction, and of a training of this name; yield what moves them."""
     with progress() as bar:
         names = {"times": "times of the options", "losses": "trying each option", "layers": "reducing layers"}
         tasks = {stage: bar.add_task(name, total=None, note="") for stage, name in names.items()}
-        yield lambda stage, done, total: bar.update(tasks[stage], completed=done, total=total)
+        watch = Watch(training or "", bar, bar.add_task(training or "", total=None, note="", visible=bool(training)))
+        yield lambda stage, done, total: bar.update(tasks[stage], completed=done, total=total), watch
 
 
 def point_rows(points: Sequence[PointTimes]) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 
 from export.data.tokens import Rows
 from export.models.heads import Head
-from export.models.transformer import Layer, LayerShape
+from export.models.transformer import Layer
 from export.reduce.calibration import attention_statistics, calibration_batches, check_weights, feed_forward_statistics
 from export.reduce.controls import chosen, first_layers, uniform_shapes
 from export.reduce.grid import Times
 from export.reduce.losses import OnProgress, SavedState, measure_losses, silent
 from export.reduce.plan import LayerPlan, LayerReport, ReducedModel, ReductionPlan, check_plan, plan_of
 from export.reduce.search import choose_shapes
+from export.reduce.spread import spread_shapes
 from export.reduce.states import Padded, after_attention, after_feed_forward, embedded, layers_of, relative_error
 from export.reduce.sublayers import (
     AttentionReducer,
@@ -137,10 +138,13 @@ def reduce_model(
         plan = first_layers(reduced, times, target_speedup)
         kept = tuple(LayerReport(layer, number=number) for number, layer in enumerate(plan.layers) if layer)
         return ReducedModel(reduced, plan, kept)
-    losses = measure_losses(model, calibration, times.grid, state=state, on_progress=on_progress)
-    if strategy == "uniform":
-        shapes: list[LayerShape | None] = [*uniform_shapes(config, losses, times, target_speedup)]
+    if strategy == "spread":
+        shapes = spread_shapes(config, times, target_speedup)
+    elif strategy == "uniform":
+        losses = measure_losses(model, calibration, times.grid, state=state, on_progress=on_progress)
+        shapes = [*uniform_shapes(config, losses, times, target_speedup)]
     else:
+        losses = measure_losses(model, calibration, times.grid, state=state, on_progress=on_progress)
         shapes = choose_shapes(config.layers, losses, times, target_speedup)
     batches = calibration_batches(model, calibration)
     plan, method = chosen(strategy, plan_of(config, shapes), model, batches, seed)

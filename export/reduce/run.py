@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,8 +23,13 @@ from export.reduce.latency import feeds_of, measure_models
 from export.reduce.losses import OnProgress, divergence, silent
 from export.reduce.plan import ReducedModel, ReducedRun, check_speedup
 from export.reduce.reduce import LAYERS, reduce_model
+from export.reduce.restore import RestorationRecipe, Texts, read_restoration_texts, restore
 from export.reduce.search import check_target
+from export.reduce.spread import spread_shapes
 from export.reduce.target import Strategy, Target
+from export.training.device import DeviceName
+from export.training.log import RunFiles
+from export.training.objective import SILENT, Observer
 from export.training.points import THIS, Planned, Point, PointTimes
 from export.training.provenance import provenance
 from export.training.runs import Speedup
@@ -49,6 +54,7 @@ class PlannedRun(ReducedRun, frozen=True, kw_only=True):
         measured_speedup: of the mean time of both models in turns, on ONNX Runtime, one thread.
         planned: the target, its device, and both speeds at each operating point.
         divergence: much larger on the hold-out if there are too few examples for the calibration.
+        closeness: of a restored one, to the original on texts that were held out; see :class:`Restored`.
     """
 
     expected_speedup: float
@@ -57,6 +63,7 @@ class PlannedRun(ReducedRun, frozen=True, kw_only=True):
     dense: LayerShape
     divergence: Divergence
     latency_key: dict[str, str]
+    closeness: float | None = None
 
 
 def reduce_run(
@@ -64,6 +71,46 @@ def reduce_run(
     data_dir: str | Path,
     directory: str | Path,
     target_speedup: float,
+    **options: Any,
+) -> PlannedRun:
+    """Reduce a model to one run; see :func:`reduce_runs`."""
+    (reduced,) = reduce_runs(source, data_dir, {target_speedup: Path(directory)}, **options)
+    return reduced
+
+
+class Restoration(NamedTuple):
+    """How reduced models are restored.
+
+    Attributes:
+        texts: files, see :func:`export.reduce.restore.read_restoration_texts`.
+        files: state and log of the training, from which the same call resumes.
+        evaluated: sentences that must not be among the texts; ``leave_out`` leaves those with one out.
+    """
+
+    texts: Sequence[Path]
+    recipe: RestorationRecipe
+    files: RunFiles
+    evaluated: Collection[str] = ()
+    leave_out: bool = False
+    device: DeviceName = "auto"
+    observer: Observer = SILENT
+
+    def read(self, opened: OpenedSource) -> Texts:
+        """Read the texts for a model."""
+        longest = min(opened.architecture.max_length, self.recipe.max_length)
+        how = opened.task, opened.reader, longest, self.evaluated, self.leave_out
+        return read_restoration_texts(self.texts, *how)
+
+    @property
+    def settings(self) -> tuple[RestorationRecipe, DeviceName, RunFiles, Observer]:
+        """What :func:`export.reduce.restore.restore` needs beside models and texts."""
+        return self.recipe, self.device, self.files, self.observer
+
+
+def reduce_runs(
+    source: str | Path,
+    data_dir: str | Path,
+    directories: Mapping[float, Path],
     *,
     points: Sequence[Point],
     examples: int,
@@ -71,82 +118,117 @@ def reduce_run(
     precision: str = "fp16",
     strategy: Strategy = "search",
     seed: int = 0,
+    restoration: Restoration | None = None,
     on_progress: OnProgress = silent,
-) -> PlannedRun:
-    """Reduce a fine-tuned model and write a run directory, for further fine-tuning with the original as teacher.
+) -> list[PlannedRun]:
+    """Reduce a fine-tuned or imported model to several speed-ups, and write a run directory for each.
 
     Latencies, losses and unfinished layers are kept beside the new run, in :func:`state_of`; the same call resumes from
     them, and a call with another target reuses them.
 
     Args:
-        directory: path of the new run; an earlier run there is replaced when this one is done.
+        directories: paths of the new runs by their target speed-ups; earlier runs there are replaced when these are
+            done.
         examples: of the training set, for calibration.
         points: the sizes of runs whose mean time is to fall.
         target: the device to plan for.
         precision: of a prediction, see :func:`export.reduce.device.devices_of`.
         strategy: see :data:`export.reduce.target.Strategy`.
-        seed: of a random choice.
+        seed: of a random choice, and of the order of the texts.
+        restoration: None leaves the models as they are cut, to be fine-tuned with the original as teacher.
 
     Raises:
         UsageError: the source is not a run on a task or does not take an operating point, or the latency table is of
             another model or lacks entries.
         ReductionError: there are too few examples.
+        DataError: the texts cannot be restored on.
         PlanError: no plan is that fast, or a measured speed-up is more than the plan can explain.
+        TrainingError: a loss is not finite.
     """
     started = time.perf_counter()
-    source, directory = Path(source), Path(directory)
-    opened = open_source(source, data_dir, directory, examples)
-    task, model, architecture, reader, data, state = opened
+    source, names = Path(source), {f"{speedup:g}x": speedup for speedup in directories}
+    opened = open_source(source, data_dir, next(iter(directories.values())), examples)
+    texts = restoration and restoration.read(opened)
     (device,) = opened.devices([target], points, precision, on_progress)
-    if strategy not in ("uniform", "first-layers"):  # those choose among fewer plans
-        check_target(opened.layers, device.mean, target_speedup, f"target speed-up on {device.name}")
-    reduced = reduce_model(
-        model,
-        data.train,
-        target_speedup,
-        times=device.mean,
-        strategy=strategy,
-        seed=seed,
-        state=state,
-        on_progress=on_progress,
-    )
-    planned = Planned(
-        target_speedup,
-        device.target,
-        device.label,
-        tuple(_measured(model, reduced, point) for point in device.at_points(opened.layers, reduced.plan.shapes)),
-        reduced.plan.kept,
-        len(opened.layers),
-    )
+    for speedup in directories:
+        _check_reachable(opened, device, speedup, strategy)
+    reduced = {
+        name: reduce_model(
+            *(opened.model, opened.data.train, speedup),
+            times=device.mean,
+            strategy=strategy,
+            seed=seed,
+            state=opened.state,
+            on_progress=on_progress,
+        )
+        for name, speedup in names.items()
+    }
+    # Before a training, because a speed-up that the plan cannot explain ends the command.
+    planned = {name: _planned(opened, device, names[name], small) for name, small in reduced.items()}
     sizes = " and ".join(point.name for point in device.points)
-    how = (
-        f"reduced from {source.name} by {strategy} for {target_speedup:g}x at {sizes} on {device.name} "
-        f"({device.label}), calibrated with {examples} examples"
-    )
-    metrics = save_run(
-        task,
-        directory,
-        reduced.model,
-        msgspec.structs.replace(architecture, transformer=reduced.model.transformer.config),
-        reader,
-        predict_splits(task, reduced.model, data),
-        record=provenance(trainer=how, data=task.origin, seed=None),
-        tuned=Trained((), (), 0, 0, time.perf_counter() - started),  # no training
-        data_dir=data_dir,
-        speedup=Speedup(planned.measured_speedup, device.points[0].tokens, tuple(map(Shape.of, opened.layers))),
-        planned=planned,
-    )
-    for unfinished in state.glob(f"{LAYERS}-*.state"):
+    how = f"at {sizes} on {device.name} ({device.label}), calibrated with {examples} examples"
+    tuned, closeness, further = Trained((), (), 0, 0, time.perf_counter() - started), dict[str, float](), {}
+    if restoration and texts:
+        tuned, closeness = restore(opened.model, reduced, texts, *restoration.settings, seed=seed)
+        further = restoration.files.finished()
+        how += f", and restored on {len(texts.train.targets)} texts for {tuned.steps} steps, {restoration.recipe}"
+    runs = []
+    for (name, small), directory in zip(reduced.items(), directories.values(), strict=True):
+        metrics = save_run(
+            opened.task,
+            directory,
+            small.model,
+            msgspec.structs.replace(opened.architecture, transformer=small.model.transformer.config),
+            opened.reader,
+            predict_splits(opened.task, small.model, opened.data),
+            record=provenance(
+                trainer=f"reduced from {source.name} by {strategy} for {name} {how}",
+                data=opened.task.origin,
+                seed=seed if restoration else None,
+            ),
+            tuned=tuned,
+            data_dir=data_dir,
+            speedup=Speedup(
+                planned[name].measured_speedup, device.points[0].tokens, tuple(map(Shape.of, opened.layers))
+            ),
+            planned=planned[name],
+            precision=restoration.recipe.precision if restoration else None,
+            trained_on=len(texts.train.targets) if texts else None,
+            further=further,
+        )
+        both = (divergence(opened.model, small.model, rows) for rows in (opened.data.train, opened.data.holdout))
+        runs.append(
+            PlannedRun(
+                *(str(directory), small.reports, metrics),
+                expected_speedup=device.mean.speedup(opened.layers, small.plan.shapes),
+                measured_speedup=planned[name].measured_speedup,
+                planned=planned[name],
+                dense=widest(opened.model.transformer.config),
+                divergence=Divergence(*both),
+                latency_key=device.key,
+                closeness=closeness.get(name),
+            )
+        )
+    for unfinished in opened.state.glob(f"{LAYERS}-*.state"):
         unfinished.unlink()
-    return PlannedRun(
-        *(str(directory), reduced.reports, metrics),
-        expected_speedup=device.mean.speedup(opened.layers, reduced.plan.shapes),
-        measured_speedup=planned.measured_speedup,
-        planned=planned,
-        dense=widest(model.transformer.config),
-        divergence=Divergence(*(divergence(model, reduced.model, rows) for rows in (data.train, data.holdout))),
-        latency_key=device.key,
-    )
+    if restoration:
+        restoration.files.remove()
+    return runs
+
+
+def _check_reachable(opened: OpenedSource, device: Device, target_speedup: float, strategy: Strategy) -> None:
+    """Raise the PlanError of a target that is out of reach, before losses are measured."""
+    subject = f"target speed-up on {device.name}"
+    if strategy == "spread":
+        spread_shapes(opened.model.transformer.config, device.mean, target_speedup, subject)
+    elif strategy not in ("uniform", "first-layers"):  # those choose among fewer plans
+        check_target(opened.layers, device.mean, target_speedup, subject)
+
+
+def _planned(opened: OpenedSource, device: Device, target_speedup: float, small: ReducedModel[Head]) -> Planned:
+    points = device.at_points(opened.layers, small.plan.shapes)
+    measured = tuple(_measured(opened.model, small, point) for point in points)
+    return Planned(target_speedup, device.target, device.label, measured, small.plan.kept, len(opened.layers))
 
 
 class OpenedSource(NamedTuple):

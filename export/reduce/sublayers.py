@@ -10,6 +10,7 @@ r for both.
 from __future__ import annotations
 
 import copy
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from export.models.transformer import FeedForward, Layer
 from export.reduce.algebra import (
     Factors,
     Fit,
+    Removal,
     blocks,
     fill,
     head_removal,
@@ -68,7 +70,10 @@ class AttentionReducer:
         # The statistics that the method uses; the errors below are always those on the calibration set.
         self._known = statistics if method == "calibrated" else weight_statistics(attention)
         self._W_O = attention.output_proj.weight.detach().cpu().double().T  # [H * d_k, d]
-        self._removal = head_removal(self._known.C, self._W_O, attention.num_heads)
+
+    @cached_property
+    def _removal(self) -> Removal:
+        return head_removal(self._known.C, self._W_O, self._attention.num_heads)
 
     def reduced(self, heads: int | tuple[int, ...], rank: int, scale: float | None = None) -> ReducedHalf:
         """Return the attention with heads of width ``rank``, or its constant output without heads.
@@ -153,7 +158,10 @@ class FeedForwardReducer:
         # For white noise as activations, the units with the smallest weights go, and the others keep theirs.
         white = Features(torch.eye(len(self._W_2)).double(), torch.zeros(len(self._W_2)).double())
         self._known = statistics if method == "calibrated" else white
-        self._removal = neuron_removal(self._known.covariance, self._W_2)
+
+    @cached_property
+    def _removal(self) -> Removal:
+        return neuron_removal(self._known.covariance, self._W_2)
 
     def reduced(self, neurons: int | tuple[int, ...]) -> ReducedHalf:
         """Return the feed-forward with so many hidden units, or with these, or its constant output without any."""

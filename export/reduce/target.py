@@ -13,6 +13,8 @@ from export.training.points import THIS
 LATENCIES = "latency.json"
 #: The defaults of --tokens and --calibration.
 TIMED_TOKENS, CALIBRATION_EXAMPLES = 32, 256
+#: Those of --passes and --lr, of a restoration.
+PASSES, LEARNING_RATE = 3.0, 1e-3
 
 #: This machine, a Jetson in a power mode, or the device of a latency table.
 Target: TypeAlias = "Literal['this'] | BoardMode | Path"
@@ -21,9 +23,9 @@ Target: TypeAlias = "Literal['this'] | BoardMode | Path"
 #: only controls of ``fewheads frontier``: ``first-layers`` keeps the first layers as they are; the last three have the
 #: shapes of the search, but choose heads and units by the gradients of the task's loss, by the sizes of the weights, or
 #: at random, and do not adjust what stays.
-Strategy: TypeAlias = Literal["search", "uniform", "first-layers", "gradient", "weights", "random"]
+Strategy: TypeAlias = Literal["search", "uniform", "spread", "first-layers", "gradient", "weights", "random"]
 #: Those of ``fewheads reduce``.
-OFFERED: tuple[Strategy, ...] = ("search", "uniform")
+OFFERED: tuple[Strategy, ...] = ("search", "spread")
 
 
 def parse_target(text: str) -> Target:

@@ -8,6 +8,8 @@ from typing import Literal
 import msgspec
 
 Precision = Literal["fp32", "bf16"]
+Schedule = Literal["constant", "linear", "cosine"]
+Clips = Literal["all", "each"]
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,14 +36,14 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: Literal["adamw", "muon"] = "adamw"
     batch_size: int = 32
     warmup_share: float = 0.0
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: Schedule = "constant"
     final_share: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
     decays: Literal["all", "matrices"] = "matrices"
     clip_norm: float | None = None
-    clips: Literal["all", "each"] = "all"
+    clips: Clips = "all"
     patience: int | None = None
     min_delta: float = 0.0
     precision: Precision = "fp32"

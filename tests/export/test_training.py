@@ -10,6 +10,7 @@ from export.papers.looped.model import PromptTransformer
 from export.papers.looped.prompts import FUNCTION_CLASSES
 from export.papers.looped.recipes import training_plan
 from export.papers.looped.train import PromptObjective
+from export.training.average import AveragedWeights
 from export.training.intervals import Sample, across_seeds, average, mean_measure, with_interval
 from export.training.trainer import train
 
@@ -52,6 +53,29 @@ def test_muon_updates_the_matrices_of_layers_and_adamw_the_rest():
         assert torch.linalg.matrix_norm(adamw[name], 2) > 1.5 * torch.linalg.matrix_norm(muon[name], 2)
     for name in muon.keys() - matrices:
         torch.testing.assert_close(muon[name], adamw[name])
+
+
+def test_the_average_of_weights_fades_goes_on_from_its_state_and_leaves_the_weights_as_they_were():
+    weights = [torch.nn.Parameter(torch.full((2,), 8.0)), torch.nn.Parameter(torch.full((3,), -8.0))]
+    average, value, resumed = AveragedWeights(weights, 0.15), 8.0, None
+    for step, weight in enumerate((1.0, 0.3, -2.0, 5.0), 1):
+        with torch.no_grad():
+            weights[0].fill_(weight)
+            weights[1].fill_(-weight)
+        if step == 3:  # what was saved before two steps goes on to the same bits
+            resumed = AveragedWeights(weights, 0.15)
+            resumed.load_state_dict({"step": 2, "average": [each.clone() for each in average.state_dict()["average"]]})
+        for each in (average, resumed) if resumed else (average,):
+            each.update()
+        kept = min(0.15, step / (step + 10))  # 1 / 11 and 0.15
+        value = kept * value + (1 - kept) * weight
+    for each in (average, resumed):
+        with each.in_place():
+            assert weights[0].tolist() == pytest.approx([value] * 2)
+            assert weights[1].tolist() == pytest.approx([-value] * 3)
+        assert weights[0].tolist() == [5.0] * 2
+    for ours, theirs in zip(average.state_dict()["average"], resumed.state_dict()["average"], strict=True):
+        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize(("item_noise", "seed_noise"), [(1.0, 0.02), (0.2, 0.1), (0.5, 0.05)])

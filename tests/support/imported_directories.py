@@ -33,9 +33,9 @@ def with_tokenizer(directory):
     change(directory / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", pad_token="[PAD]")
 
 
-def write_embedder(directory, seed=0):
+def write_embedder(directory, seed=0, layers=1):
     """Write and return a directory of sentence-transformers, version 2: mean, a dense layer with tanh, no length."""
-    write_model(directory, make_transformer(layers=1, seed=seed))
+    write_model(directory, make_transformer(layers=layers, seed=seed))
     change(directory / "config.json", architectures=["BertModel"])
     write_modules(directory, "Transformer", "Pooling", "Dense")
     (directory / "1_Pooling").mkdir()

@@ -78,7 +78,7 @@ def plan_tiers(run: Path, data: Path, board: str, examples: int = _EXAMPLES) -> 
     """
     opened = open_source(run, data, run, examples)
     dense, grid = opened.layers, opened.grid
-    with reduction_progress() as on_progress:
+    with reduction_progress() as (on_progress, _):
         (even,) = opened.devices([board_mode(board)], [Point(*size) for size in _SIZES], "fp16", on_progress)
         losses = measure_losses(opened.model, opened.data.train, grid, state=opened.state, on_progress=on_progress)
     weights = [1 / times.of(dense) for times in even.times]

@@ -1,0 +1,354 @@
+"""Restoration of reduced encoders on plain text: each imitates the original, without labels.
+
+One forward pass of the original teaches several students, so that a family of tiers costs little more than its largest
+one. The losses work for any shape: outputs are compared as the head compares them; each kept layer imitates the state
+before the next kept one, which the next layer was trained on; embeddings also imitate the similarities within a batch;
+and the relations among queries, keys and values of the last attention need no equal number of heads (Wang et al. 2021,
+"MiniLMv2"). ``RESULTS.md`` compares them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from edge.datatypes import Array
+from edge.errors import Raw, UsageError
+from export.data.evaluation import has_evaluated
+from export.data.examples import Examples, limited, split_holdout
+from export.data.tokens import Batch, Encoded, encode, shuffled_batches
+from export.data.unlabelled import read_texts
+from export.errors import DataError
+from export.finetune.imported import ImportedTask
+from export.finetune.objectives import hidden_loss, hidden_states, outputs_by_row, outputs_of
+from export.finetune.task import Reader, Task
+from export.finetune.text_tasks import SentenceTask
+from export.models.attention import MASKED_LOGIT
+from export.models.heads import Head, Outputs, SentenceEmbedder
+from export.reduce.losses import divergence
+from export.reduce.plan import ReducedModel, ReductionPlan
+from export.reduce.states import layers_of
+from export.reduce.target import LEARNING_RATE, PASSES
+from export.training import recipe
+from export.training.checkpoint import fingerprint
+from export.training.device import DeviceName, device_of, model_device, multiplying_in
+from export.training.log import RunFiles
+from export.training.objective import SILENT, Observer, Score
+from export.training.trainer import Trained, train
+
+#: Most texts of the hold-out on which students are measured.
+MOST_HELD_OUT = 2000
+_LEAST_TEXTS = 100
+#: In other languages a tokenizer falls back to single characters, and to the token for what it does not know: English
+#: has 4.5 bytes a token, and German with an English vocabulary 2.9.
+_LEAST_BYTES, _MOST_UNKNOWN = 2.3, 0.01
+#: Most relation heads; of widths that it does not divide, the largest common divisor below it.
+_RELATION_HEADS = 16
+
+
+class RestorationRecipe(recipe.Recipe, frozen=True, kw_only=True):
+    """Settings of a restoration; ``RESULTS.md`` compares some.
+
+    Attributes:
+        epochs: parts of the training, of equal length, after each of which the students are measured.
+        passes: over the texts; a part of one is allowed.
+        batch_size: texts.
+        max_length: tokens of a text; longer ones are cut.
+        output, hidden, similarity, relations: weights of the losses; 0 leaves one out.
+    """
+
+    epochs: int = 10
+    passes: float = PASSES
+    batch_size: int = 128
+    max_length: int = 128
+    peak_learning_rate: float = LEARNING_RATE
+    warmup_share: float = 0.04
+    schedule: recipe.Schedule = "cosine"
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = 1e-6
+    weight_decay: float = 0.01
+    clip_norm: float | None = 1.0
+    clips: recipe.Clips = "each"  # so that a student learns the same beside others
+    output: float = 2.0
+    hidden: float = 1.0
+    similarity: float = 10.0
+    relations: float = 0.0
+
+
+class Texts(NamedTuple):
+    """Texts to restore on, and those on which students are measured."""
+
+    train: Encoded
+    held_out: Encoded
+
+
+class Student(NamedTuple):
+    """A reduced model, and the layer of the original that each of its layers imitates, from 0."""
+
+    model: Head
+    imitated: tuple[int, ...]
+
+
+def read_restoration_texts(
+    paths: Sequence[Path],
+    task: Task,
+    reader: Reader,
+    max_length: int,
+    evaluated: Collection[str] = (),
+    leave_out: bool = False,
+) -> Texts:
+    """Read the texts of files, without repetitions; a tenth is held out by the hash, as in every other command.
+
+    Args:
+        paths: as :func:`export.data.unlabelled.read_texts` reads them.
+        task: of the model; of pairs, each line has two texts.
+        evaluated: sentences that the model will be evaluated on.
+        leave_out: texts with such a sentence, in place of refusing them.
+
+    Raises:
+        UsageError: the model does not read texts, or one or two of them.
+        DataError: a file cannot be read; there are too few texts; sentences of an evaluation are among them; or they
+            are in a language that the tokenizer does not know.
+    """
+    if isinstance(task, ImportedTask):
+        pair, possible = task.description.pair, task.description.image is None
+    else:
+        pair, possible = isinstance(task, SentenceTask) and len(task.texts) == 2, isinstance(task, SentenceTask)
+    if not possible:
+        expected, fix = "a model of texts or pairs of texts", "Leave --distil out, and fine-tune with --teacher."
+        raise UsageError("--distil", given=Raw(f"a model for {task.name}"), expected=expected, fix=fix)
+    assert isinstance(reader, Tokenizer)
+    names = ", ".join(map(str, paths))
+    found = tuple(dict.fromkeys(text for path in paths for text in read_texts(path, pair)))
+    known = has_evaluated(found, evaluated)
+    if known.any() and not leave_out:
+        example = " ".join(found[int(known.argmax())])[:80]
+        given = Raw(f"{known.sum()} of {len(found)} with a sentence of an evaluation set, such as {example!r}")
+        fix = "Give --leave-out-evaluated to train without them."
+        raise DataError(f"texts {names}", given=given, expected="none of them", fix=fix)
+    found = tuple(text for text, out in zip(found, known, strict=True) if not out)
+    if len(found) < _LEAST_TEXTS:
+        given, expected = Raw(f"{len(found)} different texts"), f"{_LEAST_TEXTS} at least"
+        fix = "Give more: some hundred thousand sentences restore a small encoder, and they need no labels."
+        raise DataError(f"texts {names}", given=given, expected=expected, fix=fix)
+    train, holdout = split_holdout(Examples(found, np.zeros(len(found), np.int64)))
+    holdout = limited(holdout, MOST_HELD_OUT)
+    _check_language(names, reader, holdout.texts)
+    return Texts(encode(reader, train, max_length), encode(reader, holdout, max_length))
+
+
+def _check_language(names: str, reader: Tokenizer, texts: Sequence[tuple[str, ...]]) -> None:
+    encodings = reader.encode_batch([" ".join(text) for text in texts], add_special_tokens=False)
+    tokens = [token for encoding in encodings for token in encoding.tokens]
+    unknown = getattr(reader.model, "unk_token", None)
+    share = sum(token == unknown for token in tokens) / max(1, len(tokens))
+    size = sum(len(part.encode()) for text in texts for part in text) / max(1, len(tokens))
+    if share > _MOST_UNKNOWN or size < _LEAST_BYTES:
+        given = Raw(f"{size:.1f} bytes a token, and {share:.1%} unknown tokens")
+        expected = f"{_LEAST_BYTES} bytes or more, and {_MOST_UNKNOWN:.0%} at most"
+        fix = "Give texts in the language that the model reads."
+        raise DataError(f"texts {names} in the model's tokens", given=given, expected=expected, fix=fix)
+
+
+class Restored(NamedTuple):
+    """The training of some students, and how near each is to the original.
+
+    See :meth:`RestorationObjective.closeness`.
+    """
+
+    trained: Trained
+    closeness: dict[str, float]
+
+
+def restore(
+    original: Head,
+    reduced: Mapping[str, ReducedModel[Head]],
+    texts: Texts,
+    recipe: RestorationRecipe,
+    device: DeviceName = "cpu",
+    files: RunFiles | None = None,
+    observer: Observer = SILENT,
+    *,
+    seed: int = 0,
+) -> Restored:
+    """Train reduced models in place to imitate the original, all by one forward pass of it for each batch.
+
+    Args:
+        files: state and log of the training; the same call resumes from them, and the caller removes them.
+        seed: of the order of the texts.
+
+    Raises:
+        UsageError: there is no such device.
+        TrainingError: a loss is not finite.
+        CheckpointError: the state is malformed, of another training, or cannot be written.
+    """
+    place, home = device_of(device), model_device(original)
+    students = {name: Student(each.model.to(place), imitated_layers(each.plan)) for name, each in reduced.items()}
+    objective = RestorationObjective(original.to(place), students, texts, recipe, seed)
+    state, log = (files.state, files.log) if files else (None, None)
+    trained = train(objective, recipe, seed=seed, state=state, log=log, observer=observer)
+    closeness = objective.closeness()
+    for model in (original, *objective.model):
+        model.to(home)
+    return Restored(trained, closeness)
+
+
+def imitated_layers(plan: ReductionPlan) -> tuple[int, ...]:
+    """Return the layer of the original whose output each kept layer imitates: that before the next kept one."""
+    return (*(number - 1 for number in plan.kept[1:]), len(plan.layers) - 1)
+
+
+class RestorationObjective:
+    """An :class:`export.training.objective.Objective`: students imitate the original.
+
+    Embeddings stay those of the original, and so does the bias of relative positions, which all layers share.
+
+    Args:
+        students: by name; they are trained in place.
+        seed: of the order of the texts.
+    """
+
+    def __init__(
+        self, original: Head, students: Mapping[str, Student], texts: Texts, recipe: RestorationRecipe, seed: int
+    ) -> None:
+        self._original, self._students, self._texts = original.eval(), dict(students), texts
+        self._recipe, self._seed, self._device = recipe, seed, model_device(original)
+        self.model = nn.ModuleList(student.model for student in students.values())
+        for student in students.values():
+            transformer = student.model.transformer
+            transformer.embeddings.requires_grad_(False)
+            for layer in layers_of(transformer):
+                if layer.attention is not None and layer.attention.relative is not None:
+                    layer.attention.relative.requires_grad_(False)
+        self.rates: Mapping[nn.Parameter, float] = {}
+        self._per_pass = math.ceil(len(texts.train.targets) / recipe.batch_size)
+        self.steps_per_epoch = math.ceil(max(1, recipe.passes * self._per_pass) / recipe.epochs)
+        self._imitated = sorted({layer for student in students.values() for layer in student.imitated})
+        self._order = lru_cache(maxsize=1)(self._shuffled)
+        self._by_angle = isinstance(original, SentenceEmbedder)
+        self._wanted = outputs_by_row(original, texts.held_out, precision=recipe.precision) if self._by_angle else []
+
+    def fingerprint(self) -> str:
+        """Return a hash of the weights, the original's, the texts and the plan."""
+        models = [self._original, *self.model]
+        imitated = [(name, student.imitated) for name, student in self._students.items()]
+        return fingerprint(models, self._texts.train.contents, f"{imitated} {self._seed}")
+
+    def _shuffled(self, number: int) -> list[Array]:
+        lengths = self._texts.train.lengths
+        return shuffled_batches(lengths, self._recipe.batch_size, seed=self._seed, epoch=number)
+
+    def batches(self, epoch: int, first: int) -> Iterator[Array]:
+        """Yield the rows of each batch."""
+        for step in range(epoch * self.steps_per_epoch + first, (epoch + 1) * self.steps_per_epoch):
+            number, batch = divmod(step, self._per_pass)
+            yield self._order(number)[batch]
+
+    def loss(self, batch: Array, progress: float) -> Tensor:
+        """Return the sum of the students' losses."""
+        inputs = self._texts.train.batch(batch).to(self._device)
+        with torch.no_grad(), self._recorded(self._original, self._imitated) as (states, projections):
+            wanted = outputs_of(self._original, inputs)
+        by_layer = dict(zip(self._imitated, (state.float() for state in states), strict=True))
+        total = wanted[0].new_zeros(())
+        for student in self._students.values():
+            layers = [by_layer[layer] for layer in student.imitated]
+            total = total + self._student_loss(student, inputs, wanted, layers, projections)
+        return total
+
+    def _student_loss(
+        self, student: Student, inputs: Batch, wanted: Outputs, layers: list[Tensor], projections: list[Tensor]
+    ) -> Tensor:
+        weights = self._recipe
+        with self._recorded(student.model, range(len(layers))) as (states, own):
+            outputs = outputs_of(student.model, inputs)
+        loss = weights.output * student.model.imitation(outputs, wanted, 1.0)
+        if weights.hidden:
+            loss = loss + weights.hidden * hidden_loss([state.float() for state in states], layers, inputs.mask)
+        if weights.similarity and isinstance(outputs, Tensor) and isinstance(student.model, SentenceEmbedder):
+            assert isinstance(wanted, Tensor)
+            loss = loss + weights.similarity * _similarity_loss(outputs, wanted)
+        if weights.relations and own:
+            assert inputs.mask is not None
+            loss = loss + weights.relations * _relation_loss(own, projections, inputs.mask)
+        return loss
+
+    @contextmanager
+    def _recorded(self, model: Head, layers: Sequence[int]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+        """Yield hidden states, and projections of the last attention, of a forward pass in the block."""
+        with (
+            multiplying_in(self._recipe.precision, self._device),
+            hidden_states(model.transformer, layers) as states,
+            _projections(model if self._recipe.relations else None) as projections,
+        ):
+            yield states, projections
+
+    def evaluate(self) -> Score:
+        """Return the mean score of the students; see :meth:`closeness`."""
+        scores = self.closeness()
+        value = sum(scores.values()) / len(scores)
+        return Score(value, "cosine") if self._by_angle else Score(value, "divergence", printed=-value)
+
+    def closeness(self) -> dict[str, float]:
+        """Return how near each student is to the original on the texts that are held out; more is nearer.
+
+        It is the mean cosine of embeddings; of other outputs, the negated divergence.
+        """
+        return {name: self._closeness(student.model) for name, student in self._students.items()}
+
+    def _closeness(self, model: Head) -> float:
+        if not self._by_angle:
+            return -divergence(self._original, model, self._texts.held_out, self._recipe.precision)
+        rows = outputs_by_row(model, self._texts.held_out, precision=self._recipe.precision)
+        given, wanted = (model.answers([row.outputs for row in each]) for each in (rows, self._wanted))
+        return float(model.agreements(given, wanted).mean())
+
+
+@contextmanager
+def _projections(model: Head | None) -> Iterator[list[Tensor]]:
+    """Yield queries, keys and values of the last attention, [N, T, h * r] each, of a forward pass in the block."""
+    found: list[Tensor] = []
+    attentions = [layer.attention for layer in layers_of(model.transformer) if layer.attention] if model else []
+    modules = [getattr(attentions[-1], name) for name in ("q_proj", "k_proj", "v_proj")] if attentions else []
+    handles = [module.register_forward_hook(lambda _, inputs, output: found.append(output)) for module in modules]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _similarity_loss(outputs: Tensor, wanted: Tensor) -> Tensor:
+    """Return the mean squared error of the cosines of all pairs in a batch."""
+    ours, theirs = (functional.normalize(each) for each in (outputs, wanted))
+    return functional.mse_loss(ours @ ours.T, theirs @ theirs.T)
+
+
+def _relation_loss(ours: Sequence[Tensor], theirs: Sequence[Tensor], mask: Tensor) -> Tensor:
+    """Return the mean divergence of the relations among queries, among keys and among values from the original's."""
+    total = ours[0].new_zeros((), dtype=torch.float32)
+    for mine, wanted in zip(ours, theirs, strict=True):
+        common = math.gcd(mine.shape[-1], wanted.shape[-1])
+        heads = max(number for number in range(1, _RELATION_HEADS + 1) if common % number == 0)
+        student, target = (_relations(each, heads, mask) for each in (mine, wanted))
+        divergence = functional.kl_div(student, target, reduction="none", log_target=True).sum(dim=-1)  # [N, R, T]
+        weights = mask[:, None, :].float()
+        total = total + (divergence * weights).sum() / (weights.sum() * heads)
+    return total / len(ours)
+
+
+def _relations(x: Tensor, heads: int, mask: Tensor) -> Tensor:
+    """Return log softmax(x xᵀ / √r) of each relation head, [N, R, T, T], of x [N, T, R * r]."""
+    split = torch.unflatten(x, -1, (heads, -1)).transpose(1, 2)
+    logits = (split @ split.transpose(-1, -2)).float() / math.sqrt(split.shape[-1])
+    return torch.log_softmax(logits + (1 - mask.float())[:, None, None, :] * MASKED_LOGIT, dim=-1)

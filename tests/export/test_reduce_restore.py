@@ -1,0 +1,196 @@
+"""Restoration of reduced encoders on plain text."""
+
+import json
+import lzma
+
+import msgspec
+import pytest
+import torch
+
+from edge.errors import UsageError
+from export.cli.reduce import reduce
+from export.data.evaluation import has_evaluated
+from export.data.tokens import load_tokenizer
+from export.errors import DataError
+from export.finetune.image_tasks import DIGITS
+from export.finetune.imported import ImportedTask
+from export.finetune.models import open_model
+from export.importing.run import import_run
+from export.models.heads import Embedding, SentenceEmbedder, SequenceClassifier, SpanClassifier, TokenClassifier
+from export.models.transformer import LayerShape
+from export.reduce.plan import plan_of
+from export.reduce.reduce import apply_plan
+from export.reduce.restore import RestorationRecipe, Texts, imitated_layers, read_restoration_texts, restore
+from export.training.log import RunFiles
+from export.training.runs import read_config
+from tests.support.imported_directories import with_tokenizer, write_embedder
+from tests.support.task_data import Seen, encoded, invoke, make_sentiment, make_transformer, same
+
+RECIPE = RestorationRecipe(epochs=3, passes=6, batch_size=32, peak_learning_rate=5e-3)
+BOARD = ("--for", "orin-nano-super:15W", "--tokens", 16)
+
+
+@pytest.fixture(scope="module")
+def texts():
+    return Texts(encoded(make_sentiment(320)), encoded(make_sentiment(64, seed=1)))
+
+
+def embedder(layers=3):
+    torch.manual_seed(3)
+    return SentenceEmbedder(make_transformer(layers=layers), "mean", Embedding((), True)).eval()
+
+
+def without(model, texts, *numbers, heads=2):
+    """Return a model without some layers, and with fewer heads in the others."""
+    dense = model.transformer.config.layers[0]
+    shape = LayerShape(heads, dense.head_dim, dense.ffn_dim)
+    shapes = [None if number in numbers else shape for number in range(len(model.transformer.layers))]
+    return apply_plan(model, texts.train, plan_of(model.transformer.config, shapes))
+
+
+HEADS = {
+    "embedding": lambda body: SentenceEmbedder(body, "mean", Embedding((), True)),
+    "not normalised": lambda body: SentenceEmbedder(body, "mean", Embedding()),
+    "classes": lambda body: SequenceClassifier(body, labels=3),
+    "regression": lambda body: SequenceClassifier(body, labels=1, regression=True),
+    "labels of tokens": lambda body: TokenClassifier(body, 3),
+    "span": SpanClassifier,
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_reduced_model_answers_more_like_the_original(texts, kind):
+    torch.manual_seed(3)
+    model = HEADS[kind](make_transformer(layers=3)).eval()
+    small = without(model, texts, 1)
+    frozen = {name: tensor.clone() for name, tensor in small.model.transformer.embeddings.state_dict().items()}
+    trained, closeness = restore(model, {"2x": small}, texts, RECIPE)
+    assert closeness["2x"] == pytest.approx(trained.scores[-1], abs=1e-5)
+    if kind in ("embedding", "not normalised"):
+        assert 0.9 < closeness["2x"] <= 1
+    else:
+        assert -0.05 < closeness["2x"] < 0
+    assert trained.scores[-1] > trained.scores[0]
+    assert same(small.model.transformer.embeddings, frozen)
+    assert not small.model.training
+
+
+def test_students_learn_the_same_beside_others(texts):
+    model = embedder()
+    alone = without(model, texts, 1)
+    both = {"other": without(model, texts, 0, 1), "this": without(model, texts, 1)}
+    restore(model, {"this": alone}, texts, RECIPE)
+    restore(model, both, texts, RECIPE)
+    for ours, theirs in zip(alone.model.parameters(), both["this"].model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_an_interrupted_restoration_ends_with_the_same_bits(texts, tmp_path):
+    model, files = embedder(), RunFiles(tmp_path / "small")
+    whole, resumed = without(model, texts, 1), without(model, texts, 1)
+    restore(model, {"2x": whole}, texts, RECIPE)
+    with pytest.raises(KeyboardInterrupt):
+        restore(model, {"2x": without(model, texts, 1)}, texts, RECIPE, files=files, observer=Seen(stop=45))
+    seen = Seen()
+    trained, _ = restore(model, {"2x": resumed}, texts, RECIPE, files=files, observer=seen)
+    assert seen.resumed == [(40, 60)]  # the end of the second of three epochs
+    assert trained.steps == 60
+    assert same(whole.model, resumed.model)
+
+
+@pytest.mark.parametrize("loss", ["output", "hidden", "similarity", "relations"])
+def test_each_loss_alone_brings_a_model_nearer(texts, loss):
+    model = embedder()
+    small = without(model, texts, 1, heads=1)  # relations need no equal number of heads
+    weights = dict.fromkeys(("output", "hidden", "similarity", "relations"), 0.0) | {loss: 1.0}
+    trained, _ = restore(model, {"2x": small}, texts, msgspec.structs.replace(RECIPE, **weights))
+    assert trained.losses[-1] < 0.8 * trained.losses[0]
+
+
+def test_each_layer_imitates_the_state_before_the_next_one(texts):
+    model = embedder(layers=6)
+    assert imitated_layers(without(model, texts, 1, 3, 4).plan) == (1, 4, 5)
+    assert imitated_layers(without(model, texts, 5).plan) == (0, 1, 2, 3, 5)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """An imported embedder of four layers, and texts."""
+    root = tmp_path_factory.mktemp("restoration")
+    with_tokenizer(write_embedder(root / "directory", layers=4))
+    import_run(root / "directory", root / "run", max_length=24)
+    lines = dict.fromkeys(text for text, _ in make_sentiment(500))
+    (root / "texts.txt.xz").write_bytes(lzma.compress("\n".join(lines).encode()))
+    return root
+
+
+def test_one_command_makes_a_family_that_is_near_the_original(place, monkeypatch):
+    monkeypatch.delenv("FEWHEADS_DATA", raising=False)
+    texts, rate = place / "texts.txt.xz", ("--passes", 20, "--lr", 5e-3)
+    command = (place / "run", *BOARD, "--target-speedup", "1.3,2", "--distil", texts, *rate, "--out", place / "family")
+    half, most = json.loads(invoke(reduce, *command, "--json"))
+    assert [run["directory"] for run in (half, most)] == [str(place / "family" / name) for name in ("1.3x", "2x")]
+    assert [run["planned"]["kept"] for run in (half, most)] == [[0, 3], [3]]
+    assert min(half["closeness"], most["closeness"]) > 0.9
+    assert half["expected_speedup"] >= 1.3
+    assert most["expected_speedup"] >= 2
+    (measure,) = most["metrics"]["measures"]
+    assert (measure["metric"], measure["split"]) == ("cosine", "holdout")
+    assert measure["value"] == pytest.approx(most["closeness"], abs=0.02)
+    config = read_config(place / "family" / "2x")
+    assert "restored on" in config.provenance.trainer
+    assert config.provenance.seed == 0
+    assert not list(place.glob(".family*"))  # the state goes when all is written
+    assert (place / "family" / "2x" / "log.jsonl").exists()
+    assert open_model(place / "family" / "2x").transformer.config.layers == tuple(
+        LayerShape(layer["plan"]["shape"]["num_heads"], 16, layer["plan"]["shape"]["ffn_dim"])
+        for layer in most["layers"]
+    )
+
+
+def read(place, lines, evaluated=(), leave_out=False, task=None):
+    path = place / "lines.txt"
+    path.write_text("\n".join(lines))
+    found = open_model(place / "run")
+    task = task or ImportedTask(found.architecture, found.head)
+    return read_restoration_texts([path], task, load_tokenizer(place / "run"), 16, evaluated, leave_out)
+
+
+PLAIN = [text for text, _ in make_sentiment(400)]
+
+
+def test_texts_are_read_once_and_a_tenth_is_held_out(place):
+    found = read(place, [*PLAIN, *PLAIN, ""])
+    distinct = len(set(PLAIN))
+    assert len(found.train.targets) + len(found.held_out.targets) == distinct
+    assert len(found.held_out.targets) == -(-distinct // 10)
+    assert max(found.train.lengths) <= 16
+
+
+def test_texts_of_an_evaluation_are_refused_or_left_out(place):
+    evaluated = ["The Cat sat on the: mat film!", "Yes"]
+    lines = [*PLAIN, "the cat sat on the mat film", "Good. The cat sat on the mat film."]
+    with pytest.raises(DataError) as caught:
+        read(place, lines, evaluated)
+    assert f"{caught.value.given}".startswith(f"2 of {len({*lines})} with a sentence of an evaluation set")
+    assert "--leave-out-evaluated" in caught.value.fix
+    assert len(read(place, lines, evaluated, leave_out=True).train.targets) == len(read(place, PLAIN).train.targets)
+    assert has_evaluated([("yes",), ("the cat sat on the mat film",)], evaluated).tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (PLAIN[:40], "40 different texts, expected 100 at least"),
+        (PLAIN[:1] * 500, "1 different texts, expected 100 at least"),
+        ([f"дом номер {number} стоит" for number in range(200)], "unknown tokens"),
+    ],
+)
+def test_texts_that_cannot_restore_are_refused(place, lines, message):
+    with pytest.raises(DataError, match=message):
+        read(place, lines)
+
+
+def test_images_are_not_restored(place):
+    with pytest.raises(UsageError, match="--distil: got a model for digits"):
+        read(place, PLAIN, task=DIGITS)
