@@ -200,7 +200,7 @@ def test_devices_and_targets_that_cannot_be_are_rejected(place, first, tmp_path)
     for wrong in ("nan", "1", "2,fast", ""):
         with pytest.raises(UsageError, match=f"--target-speedup: got '{wrong}', expected factors above 1"):
             invoke(reduce, *run, "--target-speedup", wrong)
-    with pytest.raises(UsageError, match="--target-speedup: got 1.5,2, expected one"):
+    with pytest.raises(UsageError, match=r"--target-speedup: got 1\.5,2, expected one"):
         invoke(plan, place / "SST-2", "--target-speedup", "2,1.5")
     kept, state = place / ".SST-2.reduction", tmp_path / ".SST-2.reduction"
     shutil.copytree(kept, state, ignore=shutil.ignore_patterns("losses-*"))
