@@ -153,8 +153,9 @@ def reduce(
         )
     for each in reduced:
         if target == THIS and each.measured_speedup < _SLOWER * each.expected_speedup:
+            name = Path(each.directory).name
             remark(
-                f"{each.directory}: {each.measured_speedup:.2f} times faster, where the timed shapes promised "
+                f"{name}: {each.measured_speedup:.2f} times faster, where the timed shapes promised "
                 f"{each.expected_speedup:.2f}. If other work disturbed their timing, delete "
                 f"{state_of(run, first) / LATENCIES} and repeat the command with --replace on an idle machine."
             )

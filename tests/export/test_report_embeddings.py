@@ -103,7 +103,7 @@ def test_all_mixtures_of_tiers_are_ranked(root, records):
 def test_a_probe_reads_sentiment(records):
     score = scores(records["original"], "probes")["SST-2", "accuracy", "run", "run"]
     assert score.value.value > 80
-    assert score.n == 36
+    assert score.n == 37
 
 
 def test_the_record_has_what_its_tables_need(root, records):
