@@ -23,7 +23,7 @@ Shell completion: eval "$(_FEWHEADS_COMPLETE=bash_source fewheads)" (or zsh_sour
 #: The groups of commands in the help and in the README, in their order. They are names of entry points, because `edge`
 #: never imports `export`.
 GROUPS: Final = {
-    "Train and shrink": ("train", "import", "finetune", "report", "language", "reduce", "shapes", "plan"),
+    "Train and shrink": ("train", "import", "finetune", "report", "evaluate", "language", "reduce", "shapes", "plan"),
     "Experiments": ("compare", "frontier", "int8", "route", "looped", "calculator"),
     "Export and build": ("export", "pack", "estimate", "build", "profile"),
     "Serve and ask": ("serve", "infer", "token"),

@@ -19,6 +19,8 @@ STREAM_RETRY_AFTER_MS: Final = "retry_after_ms"
 PROBABILITIES: Final = "probabilities"
 #: The parameter of a model's configuration that names the step before it, such as ``image``.
 PREPROCESS: Final = "preprocess"
+#: The parameter of a model's configuration that names the space of its embeddings, whichever tier computes them.
+SPACE: Final = "space"
 #: The parameter of the last response to a request of a stream.
 FINAL_RESPONSE: Final = "triton_final_response"
 #: The parameter of a request of a stream that asks for an answer after each step, too.

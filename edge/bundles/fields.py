@@ -13,6 +13,8 @@ EXPORT_AGAIN = "Export the bundle again; do not edit it by hand."
 FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
 ModelName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
+#: Of embeddings that can be compared with one another: the start of a SHA-256.
+Space = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}$")]
 #: Of a text in a manifest, such as a label.
 MOST_CHARACTERS = 4096
 Text = Annotated[str, msgspec.Meta(max_length=MOST_CHARACTERS)]

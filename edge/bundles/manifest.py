@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from edge.bundles.fields import FileName, ModelName, Positive, Role, Sha256, Struct, Text
+from edge.bundles.fields import FileName, ModelName, Positive, Role, Sha256, Space, Struct, Text
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
 from edge.bundles.steps import Postprocess, Preprocess
 from edge.datatypes import TensorName, TensorSpec
@@ -128,13 +128,15 @@ class Tier(Struct, frozen=True):
     """One size of the model. The first tier of a bundle is the full one, later ones are leaner.
 
     A tier that computes other values than the full one has a golden set of its own; the others use the bundle's.
-    ``latencies`` are for people; no policy reads them.
+    ``latencies`` are for people; no policy reads them. Embeddings of all tiers with the same ``space``, of this bundle
+    and of others, can be compared with one another.
     """
 
     name: ModelName
     artifacts: Annotated[tuple[Artifact, ...], msgspec.Meta(min_length=1, max_length=8)]
     golden: FileName | None = None
     latencies: Annotated[tuple[Latency, ...], msgspec.Meta(max_length=64)] = ()
+    space: Space | None = None
 
 
 class Serving(Struct, frozen=True):
@@ -195,6 +197,11 @@ class Manifest(Struct, frozen=True, tag=FORMAT_VERSION, tag_field="format_versio
     def roles(self) -> tuple[Role, ...]:
         """The roles of the files that compute a response together."""
         return self.program.roles if self.program else ("model",)
+
+    @property
+    def space(self) -> str | None:
+        """The space of the embeddings, whichever tier computes them; None unless all tiers state one."""
+        return self.tiers[0].space if all(tier.space for tier in self.tiers) else None
 
     def tensors(self, artifact: Artifact) -> Tensors:
         """Return the tensors that the ONNX graph of an artifact must have: its own, else the manifest's."""

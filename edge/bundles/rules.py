@@ -40,6 +40,9 @@ def check(manifest: Manifest, subject: str) -> None:
         _check_roles(manifest, tier, subject)
         for latency in tier.latencies:
             _check_latency(latency, manifest.roles == ("model",), f"{subject} tier {tier.name!r}")
+    spaces = {tier.space for tier in manifest.tiers if tier.space}
+    expected = "one for all tiers that state any, because a policy may choose each of them"
+    require(len(spaces) < 2, subject, "space of the tiers", sorted(spaces), expected)
     _check_preprocess(manifest, subject)
     _check_postprocess(manifest, subject)
     check_program(manifest, subject)

@@ -39,6 +39,7 @@ class AsyncClient(BaseClient):
     infer = _awaited(rpcs.infer)
     metadata = _awaited(rpcs.metadata)
     preprocess = _awaited(rpcs.preprocess)
+    space = _awaited(rpcs.space)
     index = _awaited(rpcs.index)
     load = _awaited(rpcs.load)
     unload = _awaited(rpcs.unload)

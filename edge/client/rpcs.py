@@ -18,7 +18,7 @@ from edge.client.inference import CallInfo, InferFailure, InferRequest, InferRes
 from edge.datatypes import TensorSpec
 from edge.pb import inference_pb2 as pb
 from edge.pb import telemetry_pb2
-from edge.protocol import FINAL_RESPONSE, PREPROCESS
+from edge.protocol import FINAL_RESPONSE, PREPROCESS, SPACE
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -81,9 +81,21 @@ def metadata(model: str, version: str = "", *, server: str = "") -> CallSpec[Spe
 
 def preprocess(model: str, version: str = "", *, server: str = "") -> CallSpec[str]:
     """Return the type of the step that reads a model's texts or images, such as ``image``; empty without one."""
+    return _config_parameter(PREPROCESS, model, version, server)
+
+
+def space(model: str, version: str = "", *, server: str = "") -> CallSpec[str]:
+    """Return the space of a model's embeddings, whichever tier computes them; empty if its tiers do not share one.
+
+    Embeddings of all models and tiers with the same space can be compared with one another.
+    """
+    return _config_parameter(SPACE, model, version, server)
+
+
+def _config_parameter(name: str, model: str, version: str, server: str) -> CallSpec[str]:
     request, subject = pb.ModelConfigRequest(name=model, version=version), f"model {model!r}"
     return CallSpec(
-        "ModelConfig", request, subject, lambda it, call: it.config.parameters[PREPROCESS].string_value, server=server
+        "ModelConfig", request, subject, lambda it, call: it.config.parameters[name].string_value, server=server
     )
 
 

@@ -42,6 +42,7 @@ class Client(BaseClient):
     infer = _blocking(rpcs.infer)
     metadata = _blocking(rpcs.metadata)
     preprocess = _blocking(rpcs.preprocess)
+    space = _blocking(rpcs.space)
     index = _blocking(rpcs.index)
     load = _blocking(rpcs.load)
     unload = _blocking(rpcs.unload)

@@ -11,7 +11,7 @@ from edge.errors import InvalidRequest, NotFound, Raw, RequestError
 from edge.health.health import Health
 from edge.pb import inference_pb2 as pb
 from edge.programs.generate import Generate
-from edge.protocol import PREPROCESS
+from edge.protocol import PREPROCESS, SPACE
 from edge.repository.entry import Entry
 from edge.repository.model import Model
 from edge.repository.repository import Repository
@@ -104,6 +104,10 @@ class Metadata:
             config.output.add(name=spec.name, data_type=_data_type(spec.datatype), dims=spec.shape[skip:])
         if model.manifest.preprocess:
             config.parameters[PREPROCESS].string_value = str(model.manifest.preprocess.__struct_config__.tag)
+        if len(model.tiers) > 1:
+            config.parameters["tiers"].string_value = ", ".join(model.tiers)
+        if model.manifest.space:
+            config.parameters[SPACE].string_value = model.manifest.space
         config.parameters["runtime"].string_value = model.runtime.name
         config.parameters["runtime_reason"].string_value = model.runtime.reason
         config.parameters["golden_max_abs_diff"].string_value = f"{max(model.golden_diffs.values()):.3g}"

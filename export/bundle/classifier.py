@@ -32,10 +32,10 @@ from export.data.unlabelled import MAX_TEXT_BYTES, read_image, read_pixels, samp
 from export.finetune import IMPORTED
 from export.finetune.image_tasks import ImageTask
 from export.finetune.imported import MOST_HELD_OUT, ImportedTask, check_alike
-from export.finetune.models import Architecture, OpenedModel, open_model
+from export.finetune.models import Architecture, OpenedModel, open_model, space_of
 from export.finetune.predictions import read_matching
 from export.finetune.questions import SQUAD, SquadQuestions, as_imported
-from export.finetune.run import task_of
+from export.finetune.run import split_of, task_of
 from export.finetune.text_tasks import SentenceTask
 from export.importing.image_processor import sample_images
 from export.models.convert import golden_of
@@ -58,6 +58,7 @@ class _Run(NamedTuple):
     head: Head
     architecture: Architecture
     opened: OpenedModel
+    space: str | None
 
 
 class Classifiers(NamedTuple):
@@ -105,7 +106,7 @@ class Classifiers(NamedTuple):
                 model, golden, inputs.calibration, name=run.tier, runtimes=self.artifacts, trained=trained
             )
             files |= {golden_file: replaced(golden, raw=inputs.raw), **files_of(exported)}
-            tiers += tiers_of(run.tier, exported, golden_file)
+            tiers += tiers_of(run.tier, exported, golden_file, run.space)
             measures += source.measures(run, exported, on_rows)
         manifest = Manifest(
             name=self.name,
@@ -175,7 +176,9 @@ class _FineTuned:
         if on_rows is None:
             return measures
         length = run.architecture.max_length
-        splits = task.prepare(self._data_dir, task.reader(run.path), max_length=length, limit=None).measured
+        every = task.prepare(self._data_dir, task.reader(run.path), max_length=length, limit=None).measured
+        known = run.opened.metrics.splits if run.opened.metrics else ()
+        splits = {split: rows for split, rows in every.items() if split in known}
         kept = {} if trained else splits
         recorded = {split: read_matching(run.path, split, rows.targets) for split, rows in kept.items()}
         names = self.inputs.batch_names
@@ -191,6 +194,7 @@ class _Imported:
         for run in runs:
             fix = "Give an imported run first, and runs that were reduced from it; or runs on SQuAD alone."
             check_alike(f"run {run.path}", run.opened, first.architecture, first.path, fix)
+        _check_space(runs)
         config = first.opened.config
         is_squad = config is not None and config.arguments["task"] == SQUAD.name
         self.task = task = (SquadQuestions if is_squad else ImportedTask)(first.architecture, first.head)
@@ -254,7 +258,7 @@ def _opened(tier: str, run: Path) -> _Run:
     if architecture is None or head is None:
         fix = "Give runs of 'fewheads finetune' or 'fewheads reduce' on texts or images."
         raise UsageError(f"run {run}", given=Raw("no classifier"), expected="a classifier", fix=fix)
-    return _Run(tier, run, head, architecture, found)
+    return _Run(tier, run, head, architecture, found, space_of(found))
 
 
 def _one_task(runs: Sequence[_Run]) -> SentenceTask | ImageTask:
@@ -263,6 +267,7 @@ def _one_task(runs: Sequence[_Run]) -> SentenceTask | ImageTask:
     if len(names) > 1 or not isinstance(task, SentenceTask | ImageTask):
         fix = "Export runs of one task; runs of another become a bundle of their own."
         raise UsageError("task of the runs", given=names, expected="one task, of texts or images", fix=fix)
+    split_of(task.name, {f"tier {run.tier}": run.path for run in runs})
     for run in runs[1:]:
         if run.architecture.labels != runs[0].architecture.labels:
             given, expected = (", ".join(one.architecture.labels) for one in (run, runs[0]))
@@ -273,6 +278,16 @@ def _one_task(runs: Sequence[_Run]) -> SentenceTask | ImageTask:
             fix = "Export runs on images of one size."
             raise UsageError(f"images of run {run.path}", given=sizes[0], expected=f"{sizes[1]}", fix=fix)
     return task
+
+
+def _check_space(runs: Sequence[_Run]) -> None:
+    """Refuse tiers whose embeddings cannot be compared: a policy may answer each request with another tier."""
+    first, *others = [run for run in runs if run.space] or [runs[0]]
+    for run in others:
+        if run.space != first.space:
+            expected = f"{first.space}, that of {first.path}, because a policy may answer with any tier"
+            fix = f"Export it as a bundle of its own, or distil it first: 'fewheads finetune --teacher {first.path}'."
+            raise UsageError(f"space of the embeddings of {run.path}", given=run.space, expected=expected, fix=fix)
 
 
 def _split(items: Examples, golden: int, calibration: int) -> tuple[tuple[tuple[str, ...], ...], ...]:

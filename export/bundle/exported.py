@@ -9,7 +9,7 @@ import msgspec
 
 from edge.bundles.manifest import Latency
 from edge.cli.info import print_latencies
-from edge.cli.output import print_json, print_table
+from edge.cli.output import print_json, print_table, remark
 
 if TYPE_CHECKING:
     from edge.bundles.bundle import Bundle
@@ -34,22 +34,36 @@ class ExportedFile(msgspec.Struct, frozen=True):
 
 
 class Exported(msgspec.Struct, frozen=True):
-    """A bundle's directory, its ONNX files, and the latencies of its tiers by their names."""
+    """A bundle's directory, its ONNX files, and the latencies of its tiers by their names.
+
+    Attributes:
+        without_space: the tiers that state no space of their embeddings, where others do.
+    """
 
     bundle: str
     files: tuple[ExportedFile, ...]
     latencies: dict[str, tuple[Latency, ...]]
+    without_space: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, bundle: Bundle, differences: Mapping[str, float]) -> Exported:
         """Return the result of an export from the bundle that it has written, and the difference of each ONNX file."""
         records = bundle.manifest.files
         files = (ExportedFile(name, records[name].size_bytes, value) for name, value in differences.items())
-        return cls(str(bundle.path), tuple(files), {tier.name: tier.latencies for tier in bundle.manifest.tiers})
+        tiers = bundle.manifest.tiers
+        unknown = tuple(tier.name for tier in tiers if not tier.space) if any(tier.space for tier in tiers) else ()
+        return cls(str(bundle.path), tuple(files), {tier.name: tier.latencies for tier in tiers}, unknown)
 
 
 def print_exported(results: Sequence[tuple[Exported, float]], *, as_json: bool) -> None:
     """Print bundles, each with the seconds that it took and a row for each file, and the latencies of its tiers."""
+    for exported, _ in results:
+        if exported.without_space:
+            remark(
+                f"{exported.bundle}: nothing says that the embeddings of {', '.join(exported.without_space)} can be "
+                "compared with those of the other tiers, because an earlier version made their runs. Reduce or "
+                "distil them again."
+            )
     if as_json:
         print_json([{**msgspec.to_builtins(exported), "seconds": seconds} for exported, seconds in results])
         return

@@ -8,7 +8,7 @@ load torch; the writers themselves replace whole or not at all.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import msgspec
@@ -37,6 +37,15 @@ def check_shapes(option: str, path: Path, inputs: Inputs, *, replace: bool) -> N
     """Check the path of a new directory of layer shapes; arguments and errors as :func:`check_run`."""
     what, way_out = "directory of shapes", f"another {option}"
     _check_directory(option, path, inputs, lambda path: (path / SHAPES_NAME).is_file(), what, replace, way_out)
+
+
+def check_results(option: str, path: Path, inputs: Inputs, *, files: Collection[str], what: str, replace: bool) -> None:
+    """Check the path of a directory with these files and no others; other arguments and errors as :func:`check_run`."""
+
+    def is_ours(path: Path) -> bool:
+        return path.is_dir() and {entry.name for entry in path.iterdir()} == {*files}
+
+    _check_directory(option, path, inputs, is_ours, what, replace, f"another {option}")
 
 
 def check_bundle(path: Path, inputs: Inputs, *, replace: bool) -> None:

@@ -61,11 +61,17 @@ def files_of(exported: Sequence[ExportedArtifact]) -> dict[str, File]:
     return files | {one.artifact.golden: one.golden for one in exported if one.artifact.golden and one.golden}
 
 
-def tiers_of(name: str, exported: Sequence[ExportedArtifact], golden: str | None = None) -> tuple[Tier, ...]:
-    """Return a tier and its twin in INT8, if any: a runtime reads one file of a tier, so precision is another one."""
+def tiers_of(
+    name: str, exported: Sequence[ExportedArtifact], golden: str | None = None, space: str | None = None
+) -> tuple[Tier, ...]:
+    """Return a tier and its twin in INT8, if any: a runtime reads one file of a tier, so precision is another one.
+
+    ``space`` is that of the embeddings of both.
+    """
     parts = {name: [one.artifact for one in exported if one.artifact.precision != "int8"]}
     parts[int8_tier(name)] = [one.artifact for one in exported if one.artifact.precision == "int8"]
-    return tuple(Tier(name=tier, artifacts=tuple(part), golden=golden) for tier, part in parts.items() if part)
+    made = ((tier, tuple(part)) for tier, part in parts.items() if part)
+    return tuple(Tier(name=tier, artifacts=part, golden=golden, space=space) for tier, part in made)
 
 
 def export_tier(
@@ -87,7 +93,8 @@ def export_tier(
         golden: the module's own outputs, with which the files are checked, for at least two rows of real inputs. Token
             ids, masks and segments are INT64 [N, T] with dynamic N and T; pixels are [N, channels, size, size] with
             dynamic N.
-        calibration: other real inputs by the same names, without padding, for the ranges of INT8.
+        calibration: other real inputs by the same names, without padding, for the ranges of INT8 and for the products
+            that stay in FP32 or FP16.
         name: of the tier; the files are named after it.
         dynamic: input to the symbolic names of its dynamic dimensions; None for those above.
         has_head: whether a task head follows the last normalisation; its products are never INT8.
@@ -100,7 +107,7 @@ def export_tier(
     plain = to_onnx(module, examples, list(golden.outputs), dynamic_of(golden.inputs) if dynamic is None else dynamic)
     kinds: list[tuple[str, str, Callable[[], bytes]]] = [
         ("onnxruntime", "fp32", lambda: fused(plain)),
-        ("onnxruntime", "int8", lambda: dynamic_int8(plain, has_head=has_head)),
+        ("onnxruntime", "int8", lambda: dynamic_int8(plain, calibration, has_head=has_head)),
         ("tensorrt", "fp16", lambda: half(fewest_kernels(plain))),
     ]
     exported = []

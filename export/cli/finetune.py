@@ -15,12 +15,15 @@ from export.cli.report import write_reports
 from export.finetune import DATA, NAMES, data_directory, is_imported
 from export.finetune.options import (
     OwnOptions,
+    average_option,
     batch_option,
+    check_final,
     distillation_of,
     distillation_options,
     epochs_option,
     own_data_options,
     rate_option,
+    transfer_option,
 )
 from export.finetune.recipe import MAX_LENGTH, Recipe
 from export.report.table import print_measures
@@ -29,6 +32,7 @@ from export.training.options import (
     DIRECTORY,
     data_dir_option,
     device_option,
+    final_option,
     precision_option,
     replace_option,
     runs_option,
@@ -37,7 +41,7 @@ from export.training.options import (
     seeds_option,
     tensorboard_option,
 )
-from export.training.runs import read_config, recorded
+from export.training.runs import SPLIT, OwnData, SplitVersion, read_config, recorded
 from export.training.watch import watching
 
 # torch takes seconds to import, so only the commands' bodies do it.
@@ -75,6 +79,7 @@ class _TaskName(click.Choice[str]):
 @epochs_option()
 @rate_option
 @batch_option
+@average_option
 @precision_option()
 @device_option
 @click.option(
@@ -97,6 +102,7 @@ class _TaskName(click.Choice[str]):
     help="Train a run for INT8 on TensorRT: its products round, and --model is the teacher unless --teacher is given.",
 )
 @distillation_options
+@transfer_option
 @click.option("--name", help="Name of the run's directory.  [default: the name of the task, or of the data]")
 @runs_option("the run, which becomes OUT/NAME")
 @tensorboard_option
@@ -106,6 +112,7 @@ class _TaskName(click.Choice[str]):
     show_default=True,
     help="Also write report.html into the run, as `fewheads report` does; needs matplotlib.",
 )
+@final_option
 @replace_option("an earlier run of that name")
 @json_option
 def finetune(
@@ -119,6 +126,7 @@ def finetune(
     epochs: int,
     lr: float,
     batch: int,
+    average: float | None,
     precision: Precision,
     device: DeviceName,
     max_length: int | None,
@@ -128,18 +136,20 @@ def finetune(
     teacher: Path | None,
     int8: bool,
     distillation: dict[str, float],
+    transfer: Path | None,
     name: str | None,
     out: Path,
     tensorboard: Path | None,
     report: bool,
+    final: bool,
     replace: bool,
     as_json: bool,
 ) -> None:
     """Fine-tune a model on a task, or on your own --data.
 
     TASK is SST-2, CoLA, STS-B, MRPC, RTE, WNLI, QNLI, MNLI or QQP of GLUE, SQuAD's questions, or images: MNIST, digits
-    or ImageNet. A tenth of the training set is held out and decides which epoch is kept; dev is measured once, at the
-    end. With an imported run as --teacher, --data are texts or images without labels, and the hold-out measures the
+    or ImageNet. A tenth of the training set is held out and decides which epoch is kept; dev is measured with --final
+    alone. With an imported run as --teacher, --data are texts or images without labels, and the hold-out measures the
     agreement with it. The same command resumes an interrupted run.
     """
     chosen = _chosen(task, own)
@@ -154,42 +164,61 @@ def finetune(
             fix = "Leave it out: 'fewheads export' also makes files in INT8, and measures their agreement with --data."
             given = Raw("an imported run as its teacher")
             raise UsageError("--int8", given=given, expected="a run on data with labels", fix=fix)
+    check_final(final, imported is not None)
     how = distillation_of(distillation, teacher)
+    if transfer is None and "transfer_share" in distillation:
+        fix = "Give --transfer TEXTS, or leave it out."
+        raise UsageError("--transfer-share", given=how.transfer_share, expected="--transfer beside it", fix=fix)
     runs = {run_seed: out / run for run_seed, run in seeded(name, seed, seeds).items()}
     directory = data_directory(chosen, data_dir) if isinstance(chosen, str) else chosen
-    inputs = {"--model": model, "--teacher": teacher, "the data in": directory, "--dev": own.dev}
+    inputs = {
+        "--model": model,
+        "--teacher": teacher,
+        "--transfer": transfer,
+        "the data in": directory,
+        "--dev": own.dev,
+    }
     for run in runs.values():
         check_run("--out", run, inputs, replace=replace, way_out="another --name or --out")
     with loading_torch():
         from export.finetune.imported import ImportedTask
         from export.finetune.models import open_model
-        from export.finetune.own_texts import own_task
-        from export.finetune.run import TASKS, finetune_run, prepare, task_of
+        from export.finetune.run import finetune_run, prepare, split_of, task_of
         from export.models.transformer import TransformerConfig
         from export.quantize.calibration import input_ranges_of
         from export.training.device import device_of
         from export.training.intervals import pooled
     selected: Task
-    if isinstance(chosen, str):
-        selected = TASKS[chosen]
+    if imported:
+        selected = task_of(open_model(imported), imported)
     else:
-        selected = task_of(open_model(imported), imported) if imported else own_task(own.describe(chosen))
+        named = chosen if isinstance(chosen, str) else OwnData(path=str(chosen.resolve())).name
+        selected = _with_labels(chosen, own, split_of(named, {"--model": model, "--teacher": teacher}))
+    if transfer:
+        _check_transfer(selected, teacher)
     read_from = chosen if imported else data_dir
     shape = {name: value for name, value in (("dim", dim), ("depth", depth), ("heads", heads)) if value is not None}
     with working(f"answers of {imported}" if imported else f"reading the data of {selected.name}") as on_rows:
         source = selected.source(model, shape)
         reader = selected.reader(source)
-        answered: dict[str, Any] = {}
+        further: dict[str, Any] = {"transfer": transfer} if transfer else {}
         if isinstance(selected, ImportedTask):
             max_length = max_length or selected.description.max_length
             selected.original.to(device_of(device))
-            answered = {"precision": precision, "on_rows": on_rows}
+            further = {"precision": precision, "on_rows": on_rows}
             if how.hidden and model:
                 shape_of = read_config(model).arguments["transformer"]
-                answered["student"] = msgspec.convert(shape_of, TransformerConfig)
+                further["student"] = msgspec.convert(shape_of, TransformerConfig)
         max_length = max_length or MAX_LENGTH
-        data = prepare(selected, read_from, reader, max_length=max_length, limit=limit, **answered)
-    recipe = Recipe(epochs=epochs, batch_size=batch, peak_learning_rate=lr, precision=precision, distillation=how)
+        data = prepare(selected, read_from, reader, max_length=max_length, limit=limit, **further)
+    recipe = Recipe(
+        epochs=epochs,
+        batch_size=batch,
+        peak_learning_rate=lr,
+        average=average,
+        precision=precision,
+        distillation=how,
+    )
     trained = []
     for run_seed, run in runs.items():
         with watching(run.name) as watch:
@@ -207,6 +236,7 @@ def finetune(
                 int8=input_ranges_of if int8 else None,
                 device=device,
                 tensorboard=tensorboard,
+                final=final,
                 observer=watch,
             )
         trained.append(metrics)
@@ -230,6 +260,32 @@ def _chosen(task: str | None, own: OwnOptions) -> str | Path:
     if task is not None:
         raise UsageError("TASK", given=task, expected="nothing beside --data", fix="Leave one of them out.")
     return own.data
+
+
+def _with_labels(chosen: str | Path, own: OwnOptions, split: SplitVersion | None) -> Task:
+    """Return a task on labels, with the hold-out of the runs that the training starts from; None is the present one."""
+    from export.finetune.own_texts import own_task
+    from export.finetune.run import TASKS
+    from export.finetune.text_tasks import SentenceTask
+
+    split = split or SPLIT
+    if not isinstance(chosen, str):
+        return own_task(own.describe(chosen, split), split)
+    task = TASKS[chosen]
+    return msgspec.structs.replace(task, split=split) if isinstance(task, SentenceTask) else task
+
+
+def _check_transfer(task: Task, teacher: Path | None) -> None:
+    from export.finetune.text_tasks import SentenceTask
+
+    expected = "a task of texts with labels, and --teacher with a run on it"
+    if not isinstance(task, SentenceTask):
+        fix = "Leave it out; an imported run as --teacher has its texts as --data."
+        raise UsageError("--transfer", given=Raw(task.name), expected=expected, fix=fix)
+    if teacher is None:
+        raise UsageError(
+            "--transfer", given=Raw("no --teacher"), expected=expected, fix="Give --teacher, or leave it out."
+        )
 
 
 def _check_int8(model: Path | None) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from edge.cli.output import json_option, print_json, print_table
-from export.finetune import labelled_data
+from export.finetune import scored_data
 from export.training.loading import loading_torch
 from export.training.options import DIRECTORY, run_data_dir_option
 from export.training.runs import recorded
@@ -48,9 +48,9 @@ def int8(
     """Compare ways to quantise a run for TensorRT.
 
     Each file runs on ONNX Runtime over a whole split, and its metric of the task is compared with RUN in FP32 item by
-    item.
+    item. A model that embeds sentences, such as an imported one, is scored on GLUE's STS-B.
     """
-    data_dir = labelled_data(recorded(run), data_dir)
+    data_dir = scored_data(recorded(run), data_dir)
     with loading_torch():
         from export.report.int8 import compare_int8
         from export.training.intervals import bounds_of

@@ -44,15 +44,17 @@ def plan(run: Path, names: tuple[str, ...], tables: tuple[Path, ...], options: P
     """Compare the plans of `fewheads reduce` for several devices.
 
     It does not reduce the model. Timings and losses are kept beside RUN, in .RUN.reduction, where `fewheads reduce`
-    finds them.
+    finds them. With --strategy spread it needs no data.
     """
     targets = [*dict.fromkeys(map(parse_target, names or [THIS])), *tables]
     points, precision = points_of(options.tokens, options.batches), options.checked_precision(targets)
-    data_dir = needed_data(recorded(run), options.data_dir, options.data)
     if len(options.target_speedups) > 1:
         given = Raw(",".join(f"{speedup:g}" for speedup in options.target_speedups))
         raise UsageError("--target-speedup", given=given, expected="one", fix="Give one; `reduce` takes several.")
     (target_speedup,) = options.target_speedups
+    data_dir = None
+    if options.strategy != "spread":
+        data_dir = needed_data(recorded(run), options.data_dir, options.data)
     with loading_torch():
         from export.reduce.comparison import compare_plans
     with reduction_progress() as (on_progress, _):
@@ -84,7 +86,7 @@ def _print(compared: PlanComparison) -> None:
     title = f"Heads x width, hidden units, for {compared.target_speedup:g} times at {sizes}"
     print_table(title, ("layer", *(f"plan {n}" for n in numbers)), shapes)
     rows = [
-        (n, *(round(speedup, 2) for speedup in plan.speedups), plan.loss)
+        (n, *(round(speedup, 2) for speedup in plan.speedups), "none" if plan.loss is None else plan.loss)
         for n, plan in zip(numbers, compared.plans, strict=True)
     ]
     sources = ("predicted" if plan.label == PREDICTION else plan.label for plan in compared.plans)

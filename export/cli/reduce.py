@@ -8,19 +8,34 @@ from typing import TYPE_CHECKING
 import click
 
 from edge.bench.layer_latencies import LayerLatencies
-from edge.cli.options import FloatRange
 from edge.cli.output import json_option, print_json, print_table, remark
 from edge.errors import Raw, UsageError
 from export.bundle.outputs import check_run
+from export.data.examples import TRAIN
 from export.finetune import data_inputs, is_imported, needed_data
+from export.finetune.options import check_final
 from export.finetune.recipe import restoring_command
 from export.papers.looped import MODEL as LOOPED
 from export.papers.looped.options import SizeOptions, check_others, print_reduced, shrink_run, size_options
-from export.reduce.options import PlanOptions, plan_options, point_rows, reduction_progress
-from export.reduce.target import LATENCIES, LEARNING_RATE, OFFERED, PASSES, Strategy, Target, parse_target
+from export.reduce.options import (
+    DistilOptions,
+    PlanOptions,
+    distil_options,
+    plan_options,
+    point_rows,
+    reduction_progress,
+)
+from export.reduce.target import LATENCIES, Target, parse_target
 from export.training.loading import loading_torch
 from export.training.log import RunFiles
-from export.training.options import DIRECTORY, device_option, out_option, replace_option, usable_precision
+from export.training.options import (
+    DIRECTORY,
+    device_option,
+    final_option,
+    out_option,
+    replace_option,
+    usable_precision,
+)
 from export.training.points import THIS, points_of
 from export.training.runs import recorded
 
@@ -32,7 +47,7 @@ if TYPE_CHECKING:
 #: Options that looped runs do not have.
 _SEARCH = (
     *("target_speedups", "name", "table", "tokens", "batches", "precision"),
-    *("examples", "data_dir", "data", "strategy", "distil", "leave_out", "passes", "rate"),
+    *("examples", "data_dir", "data", "strategy", "distil", "leave_out", "passes", "rate", "final"),
 )
 
 #: A measured speed-up below this share of the planned one is remarked on.
@@ -54,44 +69,10 @@ _SLOWER = 0.85
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Plan for another device by its table, from `fewheads profile`.",
 )
-@click.option(
-    "--strategy",
-    type=click.Choice(OFFERED),
-    help="'search' finds the best shape of each layer without training, and 'spread' keeps whole layers, which win "
-    "after a training.  [default: spread with --distil, search without]",
-)
-@click.option(
-    "--distil",
-    multiple=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="TEXTS",
-    help="Restore what was cut: train on these texts without labels, one in each line, two with a tab between them for "
-    "pairs, plain or .xz, repeatable, until the outputs are the original's again.",
-)
-@click.option(
-    "--leave-out-evaluated",
-    "leave_out",
-    is_flag=True,
-    help="Leave texts of --distil out that have a sentence of the evaluation sets below --data-dir; else they are "
-    "refused.",
-)
-@click.option(
-    "--passes",
-    type=FloatRange(0, min_open=True),
-    default=PASSES,
-    show_default=True,
-    help="Over the texts of --distil; a part of one is allowed.",
-)
-@click.option(
-    "--lr",
-    "rate",
-    type=FloatRange(0, min_open=True),
-    default=LEARNING_RATE,
-    show_default=True,
-    help="Peak learning rate of --distil.",
-)
+@distil_options
 @size_options
 @device_option
+@final_option
 @replace_option("an earlier run at --out")
 @json_option
 def reduce(
@@ -100,13 +81,10 @@ def reduce(
     options: PlanOptions,
     out: Path,
     table: Path | None,
-    strategy: Strategy | None,
-    distil: tuple[Path, ...],
-    leave_out: bool,
-    passes: float,
-    rate: float,
+    distilling: DistilOptions,
     sizes: SizeOptions,
     device: DeviceName,
+    final: bool,
     replace: bool,
     as_json: bool,
 ) -> None:
@@ -129,9 +107,11 @@ def reduce(
             print_reduced(looped)
         return
     sizes.check_none()
+    check_final(final, is_imported(config))
     target = _target(name, table)
     points, precision = points_of(options.tokens, options.batches), options.checked_precision([target])
-    if distil and is_imported(config) and config and not (options.data or config.data_dir):
+    distil = distilling.checked_texts()
+    if distil and config is not None and is_imported(config) and not (options.data or config.data_dir):
         options = options._replace(data=distil[0])
     data_dir = needed_data(config, options.data_dir, options.data)
     texts = {f"--distil {path}": path for path in distil}
@@ -153,8 +133,11 @@ def reduce(
             place = options.data_dir or Path("data")
             evaluated = evaluation_texts(place) if has_evaluation(place) else ()
             trained_in = usable_precision(click.get_current_context(), None, "auto")
-            recipe = RestorationRecipe(passes=passes, peak_learning_rate=rate, precision=trained_in)
-            restoration = Restoration(distil, recipe, RunFiles(out), evaluated, leave_out, device, watch)
+            recipe = RestorationRecipe(
+                passes=distilling.passes, peak_learning_rate=distilling.rate, precision=trained_in
+            )
+            files, leave_out = RunFiles(out), distilling.leave_out
+            restoration = Restoration(distil, recipe, files, evaluated, leave_out, device, watch)
         reduced = reduce_runs(
             run,
             data_dir,
@@ -163,17 +146,21 @@ def reduce(
             examples=options.examples,
             target=target,
             precision=precision,
-            strategy=strategy or ("spread" if distil else "search"),
+            strategy=options.strategy or ("spread" if distil else "search"),
             restoration=restoration,
+            final=final,
             on_progress=on_progress,
         )
     for each in reduced:
         if target == THIS and each.measured_speedup < _SLOWER * each.expected_speedup:
+            name = Path(each.directory).name
             remark(
-                f"{each.directory}: {each.measured_speedup:.2f} times faster, where the timed shapes promised "
+                f"{name}: {each.measured_speedup:.2f} times faster, where the timed shapes promised "
                 f"{each.expected_speedup:.2f}. If other work disturbed their timing, delete "
                 f"{state_of(run, first) / LATENCIES} and repeat the command with --replace on an idle machine."
             )
+    if reduced[0].losses_on == TRAIN and not is_imported(config):
+        remark(f"{out.name}: the hold-out is too small for the losses, which were measured on learnt examples instead")
     if as_json:
         print_json(reduced[0] if len(reduced) == 1 else reduced)
         return
@@ -181,7 +168,8 @@ def reduce(
     for each in reduced:
         _print(each)
         if not distil:
-            click.echo(f"Next, restore its accuracy:\n{restoring_command(config, data_dir, model=out, teacher=run)}")
+            restoring = restoring_command(config, data_dir, model=Path(each.directory), teacher=run)
+            click.echo(f"Next, restore its accuracy:\n{restoring}")
 
 
 def _target(name: str | None, table: Path | None) -> Target:

@@ -17,9 +17,10 @@ import numpy as np
 from edge.datatypes import Array
 from edge.errors import Raw
 from export.data import squad
-from export.data.examples import Examples, hash_order
+from export.data.examples import HOLDOUT_SHARE, Examples, hash_order
 from export.data.glue import read_glue, read_score
 from export.data.tables import read_tsv
+from export.data.unlabelled import read_texts
 from export.errors import DataError
 
 #: What each group of sets needs below the data directory, and where a user gets it.
@@ -28,13 +29,19 @@ SOURCES = {
     "(SICK's annotated test part, of SemEval 2014's task 1) or glue/STS-B/dev.tsv (gluebenchmark.com/tasks)",
     "retrieval": "glue/QNLI/dev.tsv (from gluebenchmark.com/tasks) or squad/xquad.en.json (from "
     "github.com/google-deepmind/xquad)",
+    "probes": "glue/SST-2, glue/CoLA or glue/MRPC with train.tsv and dev.tsv (from gluebenchmark.com/tasks)",
 }
 #: Fewest letters and digits of a sentence that is kept out of a training.
 _LEAST_LETTERS = 12
+#: Most documents of retrieval that are drawn from a text; the most of its texts, half of those that a training holds
+#: out; and the fewest that retrieval is measured with.
+MOST_PASSAGES, _DOCUMENTS_SHARE, LEAST_PASSAGES = 20_000, HOLDOUT_SHARE / 2, 100
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+#: The set of SICK's test part.
+SICK = "SICK test"
 #: Columns of a score and two sentences: of the STS tasks, which have no header, and of SICK; of STS-B, the sentences.
 _STS = ("score", "first sentence", "second sentence")
-_SICK = ("relatedness_score", "sentence_A", "sentence_B")
+_SICK_COLUMNS = ("relatedness_score", "sentence_A", "sentence_B")
 _STSB = ("sentence1", "sentence2")
 
 
@@ -44,10 +51,6 @@ class Questions(NamedTuple):
     questions: tuple[str, ...]
     documents: tuple[str, ...]
     answers: Array
-
-    def among(self, passages: Iterable[str]) -> Questions:
-        """Return the same questions with further documents; those that are there already are left out."""
-        return self._replace(documents=tuple(dict.fromkeys((*self.documents, *passages))))
 
 
 def pair_sets(data_dir: Path) -> dict[str, Callable[[], Examples]]:
@@ -67,7 +70,7 @@ def pair_sets(data_dir: Path) -> dict[str, Callable[[], Examples]]:
         if path.is_file():
             readers[f"STS-B {split}"] = partial(read_glue, path, _STSB, "score", ())
     if sick.is_file():
-        readers["SICK test"] = partial(_read_pairs, [sick])
+        readers[SICK] = partial(_read_pairs, [sick])
     return readers
 
 
@@ -130,17 +133,40 @@ def plain(text: str) -> str:
 
 
 def held_out_passages(lines: Sequence[str], number: int) -> Array:
-    """Return the mask of the lines that are documents of retrieval and are kept out of a training, [n] of bool.
+    """Return the mask of the lines that are documents of retrieval, [n] of bool.
 
-    They are drawn by the hash of their text without the spaces around it, so that every command that reads the same
-    lines draws the same ones. Empty lines are none of them, and equal lines stay together.
-
-    Args:
-        number: of distinct lines.
+    They are the first distinct ones in the order of their hashes, at most a twentieth. A training that holds a tenth of
+    the same lines out by their hash, as every command does, never sees them. Empty lines are none of them.
     """
     distinct = tuple(dict.fromkeys(text for line in lines if (text := line.strip())))
-    chosen = {distinct[index] for index in hash_order(distinct)[:number]}
+    most = min(number, int(_DOCUMENTS_SHARE * len(distinct)))
+    chosen = {distinct[index] for index in hash_order(distinct)[:most]}
     return np.array([line.strip() in chosen for line in lines], dtype=bool)
+
+
+class Passages(NamedTuple):
+    """Documents of retrieval, drawn from a text, and how many more have a sentence of an evaluation."""
+
+    texts: tuple[str, ...]
+    left_out: int
+
+
+def read_passages(path: Path, number: int, evaluated: Iterable[str]) -> Passages:
+    """Draw documents from a file by :func:`held_out_passages`, without those that have an evaluated sentence.
+
+    Raises:
+        DataError: the file cannot be read, or the documents are fewer than :data:`LEAST_PASSAGES`.
+    """
+    lines = [text for (text,) in read_texts(path, pair=False)]
+    drawn = [line for line, out in zip(lines, held_out_passages(lines, number), strict=True) if out]
+    known = has_evaluated([(text,) for text in drawn], evaluated)
+    texts = tuple(text for text, out in zip(drawn, known, strict=True) if not out)
+    if len(texts) < LEAST_PASSAGES:
+        given = Raw(f"{len(texts)} documents, drawn from {len(lines)} texts")
+        expected = f"{LEAST_PASSAGES} at least, from {round(LEAST_PASSAGES / _DOCUMENTS_SHARE)} different texts"
+        fix = "Give a larger file of plain text, with a passage in each line, or leave --documents out."
+        raise DataError(f"--documents {path}", given=given, expected=expected, fix=fix)
+    return Passages(texts, int(known.sum()))
 
 
 def missing(data_dir: Path, *groups: str) -> DataError:
@@ -152,7 +178,7 @@ def missing(data_dir: Path, *groups: str) -> DataError:
 
 def _read_pairs(files: Sequence[Path], header: Sequence[str] = ()) -> Examples:
     """Read files as one set; pairs without a score, which SemEval's annotators left out, are no part of it."""
-    score, first, second = header or _SICK
+    score, first, second = header or _SICK_COLUMNS
     texts, scores = [], []
     for path in files:
         table, fix = read_tsv(path, header=header), f"Get {SOURCES['sts']}."

@@ -60,9 +60,8 @@ class Splits(NamedTuple):
 def split_holdout(train: Examples, seed: int = 0, share: float = HOLDOUT_SHARE) -> tuple[Examples, Examples]:
     """Return a training set and a hold-out for choices, so that dev is left for the final metrics.
 
-    Examples with the same first text stay together. For SST-2 the parts are still dependent: its training set has
-    phrases of the same sentences, and 88 % of 600 that were held out stand within one that is learnt. So metrics on its
-    hold-out are much too high, 94.9 where dev has 89.6.
+    Examples with the same first text stay together. Labelled texts have stricter hold-outs, of
+    :mod:`export.data.holdouts`; of runs of earlier versions, this one.
 
     Args:
         seed: of the split; all compared runs must share it.

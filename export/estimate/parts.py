@@ -20,7 +20,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 USUAL_CACHE = 128
 
 
-class Run(NamedTuple):
+class RoleRun(NamedTuple):
     """A run of a role's file, so many times in a request."""
 
     role: Role
@@ -28,7 +28,7 @@ class Run(NamedTuple):
     times: float = 1
 
 
-class Part(NamedTuple):
+class RequestPart(NamedTuple):
     """What is predicted: all runs in turn.
 
     Attributes:
@@ -40,7 +40,7 @@ class Part(NamedTuple):
     name: str
     rows: int
     tokens: int | None
-    runs: tuple[Run, ...]
+    runs: tuple[RoleRun, ...]
     whole: bool = False
 
     @property
@@ -73,7 +73,7 @@ def parts_of(
     batches: Sequence[int],
     lengths: Sequence[int] = (),
     loops: float | None = None,
-) -> list[Part]:
+) -> list[RequestPart]:
     """Return the parts of a request to one tier.
 
     A model without a program, or a cascade's tier, has one run of each size; a looped model its embedding, a step, and
@@ -100,7 +100,9 @@ def parts_of(
             return _of_head(program, manifest, read, batches)
     tensors, most = manifest.tensors(files["model"]), manifest.max_batch_size
     return [
-        Part("", rows, tokens, (Run("model", input_shapes(tensors.inputs, tensors.profile, most, rows, tokens)),))
+        RequestPart(
+            "", rows, tokens, (RoleRun("model", input_shapes(tensors.inputs, tensors.profile, most, rows, tokens)),)
+        )
         for rows, tokens in check_sizes(tensors.inputs, tensors.profile, most, lengths, batches)
     ]
 
@@ -109,7 +111,7 @@ class PartPrediction(NamedTuple):
     """A part of a request to a tier, and how many times as fast it is as the same part of the first tier."""
 
     tier: str
-    part: Part
+    part: RequestPart
     prediction: Prediction
     times_faster: float
 
@@ -150,22 +152,24 @@ def predict_file(model: bytes, shapes: Shapes, mode: Mode, subject: str) -> Pred
     return predict(work_of(model, shapes, subject), None, mode)
 
 
-def _of_loop(files: Mapping[Role, Tensors], batches: Sequence[int], loops: float | None) -> list[Part]:
+def _of_loop(files: Mapping[Role, Tensors], batches: Sequence[int], loops: float | None) -> list[RequestPart]:
     tokens = next(iter(files["step"].profile.values())).opt[1]
     parts = []
     for rows in batches:
         runs = [
-            Run(role, {name: (rows, *one.opt[1:]) for name, one in file.profile.items()})
+            RoleRun(role, {name: (rows, *one.opt[1:]) for name, one in file.profile.items()})
             for role, file in files.items()
         ]
-        parts += [Part(run.role, rows, tokens, (run,)) for run in runs]
+        parts += [RequestPart(run.role, rows, tokens, (run,)) for run in runs]
         if loops is not None:
             counted = (run if run.role == "embed" else run._replace(times=loops) for run in runs)
-            parts.append(Part(f"{loops:.3g} loops", rows, tokens, tuple(counted), whole=True))
+            parts.append(RequestPart(f"{loops:.3g} loops", rows, tokens, tuple(counted), whole=True))
     return parts
 
 
-def _of_decoder(program: GenerateProgram, file: Tensors, batches: Sequence[int], lengths: Sequence[int]) -> list[Part]:
+def _of_decoder(
+    program: GenerateProgram, file: Tensors, batches: Sequence[int], lengths: Sequence[int]
+) -> list[RequestPart]:
     prompt = [spec for spec in file.inputs if spec.name == program.tokens]
     most = max(profile[program.cache[0].past].max[2] for profile in file.profiles)
     cached = min(USUAL_CACHE, most)
@@ -173,7 +177,9 @@ def _of_decoder(program: GenerateProgram, file: Tensors, batches: Sequence[int],
     sizes = [("prefill", rows, tokens, 1) for rows, tokens in prompts]
     sizes += [(f"decode, {cached} cached", rows, 1, cached) for rows in batches]
     return [
-        Part(name, rows, tokens, (Run("backbone", _of_cache(program, file, rows, tokens or 1, cached_tokens)),))
+        RequestPart(
+            name, rows, tokens, (RoleRun("backbone", _of_cache(program, file, rows, tokens or 1, cached_tokens)),)
+        )
         for name, rows, tokens, cached_tokens in sizes
     ]
 
@@ -188,7 +194,7 @@ def _of_cache(program: GenerateProgram, file: Tensors, rows: int, tokens: int, c
 
 def _of_head(
     program: HeadProgram, manifest: Manifest, read: Callable[[str], bytes], batches: Sequence[int]
-) -> list[Part]:
+) -> list[RequestPart]:
     arrays = decode_npz(read(program.tensors), program.tensors)
     names = (program.keys, program.values, program.temperatures)
     layers = [
@@ -196,7 +202,7 @@ def _of_head(
         for layer in range(program.layers)
     ]
     return [
-        Part("head", rows, None, tuple(Run("head", inputs | layer) for layer in layers))
+        RequestPart("head", rows, None, tuple(RoleRun("head", inputs | layer) for layer in layers))
         for rows in batches
         for inputs in [{spec.name: (rows, *spec.shape[1:]) for spec in manifest.inputs}]
     ]

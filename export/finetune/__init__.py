@@ -34,11 +34,10 @@ DATA = {
 }
 #: Names of the tasks of :mod:`export.finetune.run`, for command lines without NumPy and torch.
 NAMES = (*_GLUE, "SQuAD", "MNIST", "digits", "ImageNet")
+#: The task of models that embed sentences.
+EMBEDDING = "sentence-embedding"
 #: Tasks of models that ``fewheads import`` read, which have no data of their own.
-IMPORTED = (
-    *("text-classification", "token-classification", "question-answering"),
-    *("sentence-embedding", "image-classification"),
-)
+IMPORTED = ("text-classification", "token-classification", "question-answering", EMBEDDING, "image-classification")
 
 
 def data_directory(task: str, data_dir: Path) -> Path | None:
@@ -93,6 +92,13 @@ def needed_data(config: RunConfig | None, data_dir: Path | None, data: Path | No
         fix = "Give texts or images like those that the model will get; some hundred suffice."
         raise UsageError("--data", given=Raw("nothing"), expected=expected, fix=fix)
     return path
+
+
+def scored_data(config: RunConfig | None, data_dir: Path | None) -> Path:
+    """Return the same as :func:`labelled_data`, and of a model that embeds sentences where the pairs of STS-B are."""
+    if config is not None and config.own_data is None and config.arguments.get("task") == EMBEDDING:
+        return data_dir or Path("data")
+    return labelled_data(config, data_dir)
 
 
 def labelled_data(config: RunConfig | None, data_dir: Path | None) -> Path:

@@ -22,7 +22,7 @@ from export.finetune.predictions import Predictions, predict
 from export.finetune.task import Data, Reader
 from export.models.heads import Head
 from export.models.transformer import TransformerConfig
-from export.training.runs import DataFile, OwnData, SplitRows
+from export.training.runs import DataFile, OwnData, SplitRows, SplitVersion
 
 #: Pixels of a side of a patch in a new ViT for own images: the most of these that leave four patches on a side.
 _PATCHES = (16, 8, 4, 2, 1)
@@ -57,6 +57,7 @@ class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
     metrics: tuple[str, ...] = ("accuracy",)
     headline: str = "accuracy"
     own_data: OwnData | None = None
+    split: SplitVersion = 1
 
     def source(self, model: Path | None, shape: Mapping[str, int]) -> Source:
         if model is None:

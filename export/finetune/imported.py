@@ -26,6 +26,7 @@ from export.finetune.task import Data, Reader
 from export.models.heads import NO_LABEL, Head, Outputs
 from export.models.transformer import TransformerConfig
 from export.training.recipe import Precision
+from export.training.runs import SplitVersion
 
 #: Most texts or images of the hold-out.
 MOST_HELD_OUT = 1000
@@ -49,10 +50,11 @@ class LabelledTokens(Encoded, frozen=True):
 
 
 class ImportedTask(msgspec.Struct, frozen=True):
-    """A :class:`export.finetune.task.Task`: to answer as ``original``."""
+    """A :class:`export.finetune.task.Task`: to answer as ``original``, with embeddings of its ``space``, if any."""
 
     description: Architecture
     original: Head
+    space: str | None = None
 
     @property
     def name(self) -> str:
@@ -61,6 +63,11 @@ class ImportedTask(msgspec.Struct, frozen=True):
     @property
     def own_data(self) -> None:
         """None: what a user gives has no labels."""
+
+    @property
+    def split(self) -> SplitVersion:
+        """Version 1: a tenth of the texts or images by their hash."""
+        return 1
 
     @property
     def origin(self) -> str:

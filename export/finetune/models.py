@@ -113,6 +113,17 @@ def open_model(directory: str | Path) -> OpenedModel:
     return OpenedModel(head.transformer, architecture, head, metrics, config, int8)
 
 
+def space_of(found: OpenedModel) -> str | None:
+    """Return the space of a run's embeddings: the recorded one, or of an imported run of earlier versions its own.
+
+    None for a model without embeddings, and for other runs of earlier versions.
+    """
+    if found.config is None or found.metrics is None or not isinstance(found.head, SentenceEmbedder):
+        return None
+    imported = found.config.speedup is None and found.metrics.epochs == 0
+    return found.config.space or (found.head.fingerprint() if imported else None)
+
+
 def open_or_new(source: Source, seed: int) -> OpenedModel:
     """Return the model of a directory, or a new one of a shape with weights by the seed."""
     if not isinstance(source, TransformerConfig):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -66,7 +66,7 @@ class Teacher:
     def outputs_for(self, rows: Array, batch: Batch, layers: Sequence[int]) -> TeacherOutputs:
         """Return the outputs for rows of the training set, and their batch; ``layers`` are some of the teacher's."""
         if self._kept is None:
-            return _run(self.model, batch, layers, self._precision)
+            return self.answer(batch, layers)
         kept, device = [self._kept[row] for row in rows], batch.inputs.device
         states = [
             pad_sequence([row.states[self._layers.index(layer)] for row in kept], True).to(device) for layer in layers
@@ -74,6 +74,10 @@ class Teacher:
         columns = zip(*(tensors_of(row.outputs) for row in kept), strict=True)
         padded = [pad_sequence(list(column), True, self.model.padding).to(device) for column in columns]
         return TeacherOutputs(self.model.joined(padded), states)
+
+    def answer(self, batch: Batch, layers: Sequence[int]) -> TeacherOutputs:
+        """Return the outputs for a batch of any rows."""
+        return _run(self.model, batch, layers, self._precision)
 
 
 class TaskObjective:
@@ -116,32 +120,45 @@ class TaskObjective:
 
     def fingerprint(self) -> str:
         """Return a hash of the weights, the teacher's, and the rows."""
-        models = [self.model] if self._teacher is None else [self.model, self._teacher.model]
-        return fingerprint(models, self._train.contents, "")
+        return self._fingerprint(self._train.contents)
 
-    def batches(self, epoch: int, first: int) -> Iterator[Array]:
+    def _fingerprint(self, contents: Iterable[Array]) -> str:
+        models = [self.model] if self._teacher is None else [self.model, self._teacher.model]
+        return fingerprint(models, contents, "")
+
+    def batches(self, epoch: int, first: int) -> Iterator[Any]:
         """Yield the rows of each batch."""
         rows = shuffled_batches(self._train.lengths, self._recipe.batch_size, seed=self._seed, epoch=epoch)
         yield from rows[first:]
 
-    def loss(self, batch: Array, progress: float) -> Tensor:
+    def loss(self, batch: Any, progress: float) -> Tensor:
         """Return the task's loss, or its mixture with the teacher's."""
         inputs = self._train.batch(batch).to(self._device)
         wanted = self._teacher.outputs_for(batch, inputs, self._teacher_layers) if self._teacher else None
-        model, how = self.model, self._recipe.distillation
-        with (
-            multiplying_in(self._recipe.precision, self._device),
-            hidden_states(model.transformer, self._student_layers) as states,
-        ):
-            outputs = outputs_of(model, inputs)
-        loss = model.loss(outputs, inputs.targets)
+        outputs, states = self._student(inputs)
+        loss = self.model.loss(outputs, inputs.targets)
         if wanted is None:
             return loss
-        imitation = model.imitation(outputs, wanted.outputs, how.temperature)
-        loss = (1 - how.imitation) * loss + how.imitation * imitation
-        if states:
-            loss = loss + how.hidden * hidden_loss([state.float() for state in states], wanted.states, inputs.mask)
-        return loss
+        imitation, hidden = self._imitation(outputs, states, wanted, inputs.mask)
+        weight = self._recipe.distillation.imitation
+        return (1 - weight) * loss + weight * imitation + hidden
+
+    def _student(self, inputs: Batch) -> tuple[Outputs, list[Tensor]]:
+        with (
+            multiplying_in(self._recipe.precision, self._device),
+            hidden_states(self.model.transformer, self._student_layers) as states,
+        ):
+            return outputs_of(self.model, inputs), states
+
+    def _imitation(
+        self, outputs: Outputs, states: Sequence[Tensor], wanted: TeacherOutputs, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the distance from a teacher's outputs, and that from its hidden states with its weight."""
+        how = self._recipe.distillation
+        imitation = self.model.imitation(outputs, wanted.outputs, how.temperature)
+        if not states:
+            return imitation, torch.zeros_like(imitation)
+        return imitation, how.hidden * hidden_loss([state.float() for state in states], wanted.states, mask)
 
     def evaluate(self) -> Score:
         """Return the score on the hold-out."""

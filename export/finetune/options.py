@@ -15,7 +15,7 @@ from export.errors import listed
 from export.finetune.recipe import Distillation, Recipe
 
 if TYPE_CHECKING:
-    from export.training.runs import OwnData
+    from export.training.runs import OwnData, SplitVersion
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,6 +38,22 @@ rate_option = click.option(
     default=_RECIPE.peak_learning_rate,
     show_default=True,
     help="Peak learning rate.",
+)
+
+
+average_option = click.option(
+    "--average",
+    type=FloatRange(0, 1, max_open=True),
+    help="Keep a running average of the weights after the last epoch, not the best epoch: its decay, such as 0.999.",
+)
+
+
+transfer_option = click.option(
+    "--transfer",
+    type=click.Path(path_type=Path),
+    metavar="TEXTS",
+    help="With --teacher, for tasks of texts: a file with an unlabelled text in each line, to which the teacher's "
+    "answers are learnt beside the labels; a task of pairs gets each text before another one.",
 )
 
 
@@ -69,6 +85,12 @@ distillation_options = grouped_options(
             help="With --teacher: weight of its hidden states, beside the rest of the loss. Each layer follows that of "
             "the teacher at the nearest depth. The widths must be equal; 0 leaves the states out.",
         ),
+        click.option(
+            "--transfer-share",
+            type=FloatRange(0, 1, min_open=True, max_open=True),
+            show_default=str(_DISTILLATION.transfer_share),
+            help="With --transfer: its share of the rows of a batch, which has --batch others.",
+        ),
     ),
 )
 
@@ -76,10 +98,18 @@ distillation_options = grouped_options(
 def distillation_of(weights: Mapping[str, float], teacher: Path | None) -> Distillation:
     """Return the settings of a distillation; raise a UsageError for weights without a teacher."""
     if weights and teacher is None:
-        option, weight = next(iter(weights.items()))
-        fix = f"Give --teacher, or leave --{option} out."
-        raise UsageError(f"--{option}", given=weight, expected="a run as --teacher beside it", fix=fix)
+        name, weight = next(iter(weights.items()))
+        option = f"--{name.replace('_', '-')}"
+        fix = f"Give --teacher, or leave {option} out."
+        raise UsageError(option, given=weight, expected="a run as --teacher beside it", fix=fix)
     return Distillation(**weights)
+
+
+def check_final(final: bool, imported: bool) -> None:
+    """Raise a UsageError for ``--final`` with a model that was imported: its data have no dev."""
+    if final and imported:
+        expected, fix = "data with labels, which have a dev", "Leave it out; the hold-out measures the agreement."
+        raise UsageError("--final", given=Raw("the answers of an imported run"), expected=expected, fix=fix)
 
 
 class OwnOptions(NamedTuple):
@@ -111,13 +141,13 @@ class OwnOptions(NamedTuple):
             option = "--regression" if self.regression else "--classification"
             raise UsageError(option, given=Raw("this option"), expected=expected, fix=fix)
 
-    def describe(self, data: Path) -> OwnData:
+    def describe(self, data: Path, split: SplitVersion) -> OwnData:
         """Read and check the data, with a bar, and say what was found; errors as :func:`.own_texts.describe`."""
         from export.finetune.own_texts import Choices, describe
 
         choices = Choices(self.texts, self.label, self.labels, self.regression)
         with working(f"reading {data}") as on_image:
-            found = describe(data, self.dev, choices, on_image)
+            found = describe(data, self.dev, choices, on_image, split)
         for line in _remarks(found):
             remark(line)
         return found

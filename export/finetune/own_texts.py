@@ -22,13 +22,13 @@ from export.data.columns import (
     targets_of,
     values_of,
 )
-from export.data.examples import DEV_SEED, DEV_SHARE, TRAIN, Examples, Splits, held_out, split_holdout
+from export.data.examples import DEV_SEED, DEV_SHARE, TRAIN, Examples, Splits
 from export.data.tables import DEV, DataFiles, DataTable, find, read_table
 from export.errors import DataError
 from export.finetune.image_tasks import describe_images, own_image_task
 from export.finetune.task import Task
-from export.finetune.text_tasks import SentenceTask
-from export.training.runs import DataFile, OwnData
+from export.finetune.text_tasks import SentenceTask, held_rows
+from export.training.runs import SPLIT, DataFile, OwnData, SplitVersion
 
 
 class Choices(NamedTuple):
@@ -66,14 +66,14 @@ class OwnTextTask(SentenceTask, frozen=True, kw_only=True):
         columns = Columns(self.texts, self.target)
         rows = {name: rows_of(name, of_split, columns) for name, of_split in tables.items()}
         self.own_data.check_unchanged(_files(data, found, tables, rows), data.path)
-        return _splits(rows, self.target, data.values)
+        return _splits(rows, self.target, data.values, self.split)
 
     def files(self, data_dir: str | Path) -> tuple[DataFile, ...]:
         return self.own_data.files
 
 
-def own_task(data: OwnData) -> Task:
-    """Return the task of described data."""
+def own_task(data: OwnData, split: SplitVersion = SPLIT) -> Task:
+    """Return the task of described data; ``split`` is that of texts."""
     if data.images:
         return own_image_task(data)
     return OwnTextTask(
@@ -84,11 +84,16 @@ def own_task(data: OwnData) -> Task:
         metrics=class_metrics(data.labels) if data.labels else ("pearson", "spearman"),
         headline="macro_f1" if data.labels else "spearman",
         own_data=data,
+        split=split,
     )
 
 
 def describe(
-    path: Path, dev: Path | None, choices: Choices, on_image: Callable[[int, int], None] = lambda done, images: None
+    path: Path,
+    dev: Path | None,
+    choices: Choices,
+    on_image: Callable[[int, int], None] = lambda done, images: None,
+    split: SplitVersion = SPLIT,
 ) -> OwnData:
     """Return the description of own data after all of them were read and checked for what a training needs.
 
@@ -96,6 +101,7 @@ def describe(
         path: a table, a directory with tables, one that ``datasets`` saved, or a folder of images.
         dev: the same for the published metrics; None for what ``path`` has, or else a part of the training set.
         on_image: called with the number of images done and of all.
+        split: how dev and the hold-out of texts are drawn.
 
     Raises:
         DataError: the data are missing or malformed, or too few.
@@ -104,7 +110,7 @@ def describe(
     images = find(path, dev).images
     data = OwnData(path=str(path.resolve()), images=images, dev=None if dev is None else str(dev.resolve()))
     if not images:
-        return _describe_texts(data, choices)
+        return _describe_texts(data, choices, split)
     if choices != Choices():
         fix = "Leave --text, --label, --labels, --regression and --classification out."
         expected = "tables with these options; the classes of images are their directories"
@@ -112,7 +118,7 @@ def describe(
     return describe_images(data, on_image)
 
 
-def _describe_texts(data: OwnData, choices: Choices) -> OwnData:
+def _describe_texts(data: OwnData, choices: Choices, split: SplitVersion) -> OwnData:
     found, tables = _read(data)
     columns = columns_of(tables[TRAIN][0], choices.texts, choices.label)
     rows = {name: rows_of(name, of_split, columns) for name, of_split in tables.items()}
@@ -123,7 +129,7 @@ def _describe_texts(data: OwnData, choices: Choices) -> OwnData:
             raise DataError(f"{tables[name][0].path}", given=Raw("none"), expected=expected, fix=fix)
     known = tables[TRAIN][0].classes.get(columns.label, ())
     targets = targets_of(rows[TRAIN], data.path, columns.label, choices.labels, choices.regression, known)
-    splits = _splits(rows, columns.label, targets.values)
+    splits = _splits(rows, columns.label, targets.values, split)
     if targets.values:
         check_learnt(splits.train.targets, targets.values, data.path)
     check_enough(splits.train.targets, splits.holdout.targets, data.path, distinct=1 if targets.values else 3)
@@ -143,18 +149,19 @@ def _read(data: OwnData) -> tuple[DataFiles, dict[str, list[DataTable]]]:
     return found, {name: [read_table(path) for path in paths] for name, paths in found.splits.items()}
 
 
-def _splits(rows: Mapping[str, TextRows], column: str, values: Sequence[str]) -> Splits:
+def _splits(rows: Mapping[str, TextRows], column: str, values: Sequence[str], split: SplitVersion) -> Splits:
     """Return the examples; without labelled rows beside the training set, a part of it becomes dev."""
     examples = {
-        name: Examples(split.texts, class_numbers(split, column, values) if values else values_of(split, column))
-        for name, split in rows.items()
-        if split.labels is not None
+        name: Examples(one.texts, class_numbers(one, column, values) if values else values_of(one, column))
+        for name, one in rows.items()
+        if one.labels is not None
     }
     train = examples.pop(TRAIN)
     if not examples:
-        held = held_out([texts[0] for texts in train.texts], DEV_SHARE, DEV_SEED)
+        held = held_rows(train, split, DEV_SHARE, DEV_SEED)
         train, examples = train.take(~held), {"dev": train.take(held)}
-    return Splits(*split_holdout(train), examples)
+    held = held_rows(train, split)
+    return Splits(train.take(~held), train.take(held), examples)
 
 
 def _files(

@@ -120,7 +120,7 @@ def read_predicted(kind: type[PredictedT], run: str | Path, split: str) -> Predi
         with np.load(path, allow_pickle=False) as arrays:
             return kind(**{field: arrays[f"{split}/{field}"] for field in kind.__struct_fields__})
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        fix = "Give a run of 'fewheads finetune' and a split that it was measured on."
+        fix = "Give a run of 'fewheads finetune' and a split that it was measured on; on dev, it was with --final."
         expected = f"predictions on {split}"
         raise CheckpointError(f"{path}", given=Raw(error), expected=expected, fix=fix) from None
 

@@ -23,11 +23,13 @@ class Distillation(msgspec.Struct, frozen=True, kw_only=True):
         imitation: 0 to 1.
         temperature: of the logits.
         hidden: of the corresponding layers, which must be as wide; 0 ignores them.
+        transfer_share: of the rows of each batch that are from unlabelled text, if there is any; above 0 and below 1.
     """
 
     imitation: float = 0.5
     temperature: float = 2.0
     hidden: float = 1.0
+    transfer_share: float = 0.5
 
 
 class Recipe(recipe.Recipe, frozen=True, kw_only=True):

@@ -11,18 +11,30 @@ from tokenizers import Tokenizer
 
 from edge.bundles.manifest import Provenance
 from edge.errors import Raw, UsageError
+from export.data.examples import HOLDOUT
 from export.data.tokens import Rows
 from export.errors import DataError
 from export.finetune import IMPORTED, data_directory, text_tasks
 from export.finetune.image_tasks import DIGITS, IMAGENET, MNIST
 from export.finetune.imported import ImportedTask
-from export.finetune.models import MODEL, Architecture, OpenedModel, Source, open_or_new, open_tuned, with_head
+from export.finetune.models import (
+    MODEL,
+    Architecture,
+    OpenedModel,
+    Source,
+    open_or_new,
+    open_tuned,
+    space_of,
+    with_head,
+)
 from export.finetune.objectives import TaskObjective, Teacher
 from export.finetune.own_texts import own_task
 from export.finetune.predictions import Predicted, encode_predictions
 from export.finetune.questions import SQUAD
 from export.finetune.recipe import Recipe
 from export.finetune.task import Data, Reader, Task
+from export.finetune.text_tasks import SentenceTask
+from export.finetune.transfer import TransferObjective
 from export.models.heads import Head
 from export.models.transformer import TransformerConfig
 from export.quantize.training import round_products
@@ -33,7 +45,16 @@ from export.training.objective import SILENT, Observer
 from export.training.points import Planned
 from export.training.provenance import processor, provenance
 from export.training.recipe import Precision
-from export.training.runs import PREDICTIONS, TOKENIZER, RunConfig, RunMetrics, Speedup, read_config
+from export.training.runs import (
+    PREDICTIONS,
+    TOKENIZER,
+    RunConfig,
+    RunMetrics,
+    Speedup,
+    SplitVersion,
+    read_config,
+    recorded,
+)
 from export.training.trainer import Trained, train
 
 #: Fewest items of a split that a model is measured on: a share of fewer is hardly known better than a guess.
@@ -80,9 +101,10 @@ def finetune_run(
     int8: Callable[[Head, Rows], Mapping[str, float]] | None = None,
     device: DeviceName = "cpu",
     tensorboard: Path | None = None,
+    final: bool = False,
     observer: Observer = SILENT,
 ) -> RunMetrics:
-    """Fine-tune a model, measure it on hold-out and dev, and write its run directory.
+    """Fine-tune a model, measure it on the hold-out, and write its run directory.
 
     The state of an unfinished run is kept beside it as ``.NAME.state``; the same call resumes from it.
 
@@ -95,6 +117,7 @@ def finetune_run(
         int8: to train for INT8, a function that returns the ranges of the inputs of a model's products, by their names,
             on some rows; the products round as those of the file for TensorRT.
         tensorboard: a directory for TensorBoard's events.
+        final: whether dev is measured, too, after the choices for which the hold-out is there.
 
     Raises:
         UsageError: there is no such device, a row is too long for the model, or the teacher is of another task, reads
@@ -115,7 +138,8 @@ def finetune_run(
     model.transformer.set_dropout(recipe.dropout)
     model.transformer.embeddings.requires_grad_(not recipe.frozen_embeddings)
     files = RunFiles(Path(directory), tensorboard)
-    objective = TaskObjective(
+    extra: dict[str, Any] = {} if data.transfer is None else {"transfer": data.transfer}
+    objective = (TransferObjective if extra else TaskObjective)(
         model,
         data.train,
         recipe,
@@ -123,9 +147,10 @@ def finetune_run(
         evaluate=lambda: task.predict(model, data.holdout).score(task.headline),
         metric=task.headline,
         teacher=_teacher(task, teacher, model, data.labels).to(place) if isinstance(teacher, (str, Path)) else teacher,
+        **extra,
     )
     tuned = train(objective, recipe, seed=seed, state=files.state, log=files.log, observer=observer)
-    predictions = predict_splits(task, model, data)
+    predictions = predict_splits(task, model, data, final=final)
     start = "random weights" if isinstance(source, TransformerConfig) else Path(source).name
     metrics = save_run(
         task,
@@ -136,7 +161,7 @@ def finetune_run(
         predictions,
         record=provenance(
             trainer=f"fine-tuned from {start}, {len(data.train.targets)} examples, {recipe}",
-            data=task.origin,
+            data=" and ".join(filter(None, (task.origin, data.transfer_origin))),
             seed=seed,
         ),
         tuned=tuned,
@@ -151,9 +176,10 @@ def finetune_run(
     return metrics
 
 
-def predict_splits(task: Task, model: Head, data: Data) -> dict[str, Predicted]:
-    """Return the predictions for the hold-out and each dev split, by name."""
-    return {name: task.predict(model, rows) for name, rows in data.measured.items()}
+def predict_splits(task: Task, model: Head, data: Data, *, final: bool) -> dict[str, Predicted]:
+    """Return the predictions for the hold-out and, if they are final, for each dev split, by name."""
+    measured = data.measured if final else {HOLDOUT: data.holdout}
+    return {name: task.predict(model, rows) for name, rows in measured.items()}
 
 
 def save_run(
@@ -182,7 +208,9 @@ def save_run(
         contents[TOKENIZER] = reader.to_str().encode()
     place = str(Path(data_dir).resolve()) if data_dir and data_directory(task.name, Path(data_dir)) else None
     arguments = msgspec.to_builtins(architecture)
-    config = RunConfig(MODEL, arguments, record, place, speedup, precision, processor(), task.own_data, planned)
+    space = task.space if isinstance(task, ImportedTask) else None
+    history = speedup, precision, processor(), task.own_data, planned, task.split, space
+    config = RunConfig(MODEL, arguments, record, place, *history)
     save(directory, model, config, metrics, contents)
     return metrics
 
@@ -219,14 +247,39 @@ TASKS: Mapping[str, Task] = {**text_tasks.TASKS, **{task.name: task for task in 
 def task_of(found: OpenedModel, directory: object) -> Task:
     """Return the task that a model in ``directory`` was fine-tuned on; of an imported model, to answer as it does."""
     if found.config is not None and found.config.own_data is not None:
-        return own_task(found.config.own_data)
+        return own_task(found.config.own_data, found.config.split)
     if found.architecture is not None and found.architecture.task in IMPORTED:
         assert found.head is not None, "a run has a head"
-        return ImportedTask(found.architecture, found.head)
+        return ImportedTask(found.architecture, found.head, space_of(found))
     if found.architecture is None or found.architecture.task not in TASKS:
         fix = "Fine-tune the model first: fewheads finetune TASK --model MODEL."
         given = Raw("a model without a task")
         raise UsageError(
             f"{directory}", given=given, expected=f"a run on one of {', '.join(TASKS)}, or on own data", fix=fix
         )
-    return TASKS[found.architecture.task]
+    task = TASKS[found.architecture.task]
+    if isinstance(task, SentenceTask) and found.config is not None:
+        return msgspec.structs.replace(task, split=found.config.split)
+    return task
+
+
+def split_of(task: str, runs: Mapping[str, Path | None]) -> SplitVersion | None:
+    """Return how the hold-out of runs was drawn, which one that starts from them or imitates them must share.
+
+    Args:
+        task: its name; runs on others know nothing of its rows.
+        runs: by the option that gave them; other directories are ignored.
+
+    Raises:
+        UsageError: they differ, so that one has learnt rows that another one holds out.
+    """
+    found = dict[str, SplitVersion]()
+    for option, run in runs.items():
+        config = recorded(run) if run else None
+        if config is not None and task in (config.arguments.get("task"), config.own_data and config.own_data.name):
+            found[option] = config.split
+    if len(set(found.values())) > 1:
+        given = Raw(" and ".join(f"{name} with version {split}" for name, split in found.items()))
+        fix = "Fine-tune the one with version 1 again."
+        raise UsageError("hold-outs of the runs", given=given, expected="one version", fix=fix)
+    return next(iter(found.values()), None)

@@ -21,7 +21,7 @@ from export.finetune.objectives import Teacher
 from export.finetune.predictions import Predicted
 from export.models.heads import Head
 from export.models.transformer import TransformerConfig
-from export.training.runs import OwnData
+from export.training.runs import OwnData, SplitVersion
 
 #: Tokenizer or image shape of a model.
 Reader: TypeAlias = "Tokenizer | ImageShape"
@@ -33,6 +33,8 @@ class Data(msgspec.Struct, frozen=True):
     Attributes:
         dev: splits for published metrics, by name.
         teacher: whose answers are the targets; None for data with labels.
+        transfer: unlabelled rows, to which a student learns its teacher's answers.
+        transfer_origin: their file with its hash; empty without any.
     """
 
     labels: tuple[str, ...]
@@ -40,6 +42,8 @@ class Data(msgspec.Struct, frozen=True):
     holdout: Rows
     dev: dict[str, Rows]
     teacher: Teacher | None = None
+    transfer: Rows | None = None
+    transfer_origin: str = ""
 
     @property
     def measured(self) -> dict[str, Rows]:
@@ -70,6 +74,10 @@ class Task(Protocol):
     def headline(self) -> str:
         """The metric by which the best epoch is chosen."""
 
+    @property
+    def split(self) -> SplitVersion:
+        """How the hold-out of labelled texts is drawn; other data have one way, version 1."""
+
     def source(self, model: Path | None, shape: Mapping[str, int]) -> Source:
         """Return the start of a training.
 
@@ -96,6 +104,7 @@ class TextTask(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     own_data: OwnData | None = None
+    split: SplitVersion = 1
 
     def source(self, model: Path | None, shape: Mapping[str, int]) -> Source:
         if shape:

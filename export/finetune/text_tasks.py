@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from tokenizers import Tokenizer
 
+from edge.datatypes import Array
 from edge.files import sha256
-from export.data.examples import TRAIN, Examples, Splits, limited, split_holdout
+from export.data.examples import HOLDOUT_SHARE, TRAIN, Examples, Splits, held_out, limited
 from export.data.glue import read_glue
+from export.data.holdouts import held_phrases, held_sources, held_texts
 from export.data.tokens import Rows, encode
 from export.finetune.models import Architecture
 from export.finetune.predictions import Predictions, predict
 from export.finetune.task import Data, Reader, TextTask
+from export.finetune.transfer import read_transfer
 from export.models.heads import SCORE, Head
 from export.models.transformer import TransformerConfig
-from export.training.runs import DataFile
+from export.training.runs import SPLIT, DataFile, SplitVersion
 
 
 class SentenceTask(TextTask, frozen=True, kw_only=True):
@@ -26,6 +31,7 @@ class SentenceTask(TextTask, frozen=True, kw_only=True):
         target: column of the class or the value.
         labels: of the classes, in the order of their numbers; empty for values.
         metrics: names of :data:`export.finetune.predictions.METRICS`.
+        split: how the hold-out is drawn; a run keeps that of its training, because another one has rows that it learnt.
     """
 
     texts: tuple[str, ...]
@@ -33,6 +39,7 @@ class SentenceTask(TextTask, frozen=True, kw_only=True):
     labels: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ("accuracy",)
     headline: str = "accuracy"
+    split: SplitVersion = SPLIT
 
     @property
     def origin(self) -> str:
@@ -56,14 +63,26 @@ class SentenceTask(TextTask, frozen=True, kw_only=True):
         """Return the files that :meth:`examples` reads, with their hashes."""
         raise NotImplementedError
 
-    def prepare(self, data_dir: str | Path, reader: Reader, *, max_length: int, limit: int | None) -> Data:
+    def prepare(
+        self,
+        data_dir: str | Path,
+        reader: Reader,
+        *,
+        max_length: int,
+        limit: int | None,
+        transfer: Path | None = None,
+    ) -> Data:
+        """Read the data, and a file with unlabelled texts, if one is given; see :func:`.transfer.read_transfer`."""
         assert isinstance(reader, Tokenizer)
         splits = self.examples(data_dir)
+        texts = read_transfer(transfer, len(self.texts) > 1, splits.measured.values()) if transfer else None
         return Data(
             self.labels or (SCORE,),
             encode(reader, limited(splits.train, limit), max_length),
             encode(reader, splits.holdout, max_length),
             {name: encode(reader, examples, max_length) for name, examples in splits.dev.items()},
+            transfer=encode(reader, texts, max_length) if texts else None,
+            transfer_origin=f"text of {transfer.name} (SHA-256 {sha256(transfer.read_bytes())})" if transfer else "",
         )
 
     def architecture(self, transformer: TransformerConfig, labels: tuple[str, ...], max_length: int) -> Architecture:
@@ -72,6 +91,13 @@ class SentenceTask(TextTask, frozen=True, kw_only=True):
 
     def predict(self, model: Head, rows: Rows) -> Predictions:
         return predict(model, rows)
+
+
+def held_rows(examples: Examples, split: SplitVersion, share: float = HOLDOUT_SHARE, seed: int = 0) -> Array:
+    """Return the mask of the held-out rows, [n]: the others have no text of theirs; in version 1, no first text."""
+    if split == 1:
+        return held_out([texts[0] for texts in examples.texts], share, seed)
+    return held_texts(examples.texts, share, seed)
 
 
 #: Names of the class numbers in the files (Wang et al. 2019).
@@ -91,12 +117,14 @@ class GlueTask(SentenceTask, frozen=True, kw_only=True):
         labels: as in the files.
         headline: the metric in table 1 of Devlin et al. 2019, "BERT".
         header, skips_short_rows: see :func:`export.data.glue.read_glue`.
+        held_by: of the functions of :mod:`export.data.holdouts`, which draws the hold-out.
     """
 
     labels: tuple[str, ...] = ("0", "1")
     dev: tuple[str, ...] = ("dev",)
     header: tuple[str, ...] = ()
     skips_short_rows: bool = False
+    held_by: Literal["texts", "phrases", "sources"] = "texts"
 
     @property
     def origin(self) -> str:
@@ -112,8 +140,17 @@ class GlueTask(SentenceTask, frozen=True, kw_only=True):
         return f"{self.name} of GLUE: {' or '.join(self.class_names) or 'a score from 0 to 5'}"
 
     def examples(self, data_dir: str | Path) -> Splits:
-        train, holdout = split_holdout(self.read(data_dir, TRAIN))
-        return Splits(train, holdout, {split: self.read(data_dir, split) for split in self.dev})
+        train = self.read(data_dir, TRAIN)
+        held = self._held(train, data_dir)
+        return Splits(train.take(~held), train.take(held), {split: self.read(data_dir, split) for split in self.dev})
+
+    def _held(self, train: Examples, data_dir: str | Path) -> Array:
+        if self.split == 1 or self.held_by == "texts":
+            return held_rows(train, self.split)
+        phrases = [text for (text,) in train.texts]
+        if self.held_by == "phrases":
+            return held_phrases(phrases)
+        return held_sources([source for (source,) in self._read(data_dir, TRAIN, self.header[:1]).texts], phrases)
 
     def files(self, data_dir: str | Path) -> tuple[DataFile, ...]:
         return tuple(
@@ -124,7 +161,10 @@ class GlueTask(SentenceTask, frozen=True, kw_only=True):
 
     def read(self, data_dir: str | Path, split: str) -> Examples:
         """Read one split, ``train`` or one of ``dev``."""
-        columns = (self.texts, self.target, self.labels)
+        return self._read(data_dir, split, self.texts)
+
+    def _read(self, data_dir: str | Path, split: str, texts: Sequence[str]) -> Examples:
+        columns = (texts, self.target, self.labels)
         path = self._path(data_dir, split)
         return read_glue(path, *columns, header=self.header, skips_short_rows=self.skips_short_rows)
 
@@ -138,13 +178,14 @@ _ENTAILMENT = ("entailment", "not_entailment")
 TASKS = {
     task.name: task
     for task in (
-        GlueTask(name="SST-2", texts=("sentence",)),
+        GlueTask(name="SST-2", texts=("sentence",), held_by="phrases"),
         GlueTask(
             name="CoLA",
             texts=("sentence",),
             metrics=("matthews",),
             headline="matthews",
             header=("source", "label", "author's label", "sentence"),
+            held_by="sources",
         ),
         GlueTask(
             name="STS-B", texts=_PAIR, target="score", labels=(), metrics=("pearson", "spearman"), headline="spearman"

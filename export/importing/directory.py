@@ -15,10 +15,11 @@ from edge.bundles.steps import Labels
 from edge.errors import Raw, UsageError
 from export.data.tokens import load_tokenizer
 from export.errors import CheckpointError
+from export.finetune import EMBEDDING
 from export.finetune.models import Architecture
 from export.importing.embedder import MODULES, Embedder, read_embedder
 from export.importing.image_processor import read_image_processor
-from export.models.heads import SCORE, Activation, Head
+from export.models.heads import SCORE, Activation, Embedding, Head
 from export.models.huggingface import CONFIG, INDEX, PACK, SAVE_AGAIN, WEIGHTS, Pretrained, load_pretrained, read_json
 from export.models.transformer import TransformerConfig
 
@@ -38,6 +39,10 @@ KINDS = {
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",
     "ForImageClassification": "image-classification",
+    # Without a head of a task: the mean of the last states, as sentence-transformers makes of such a directory.
+    "ForMaskedLM": EMBEDDING,
+    "ForPreTraining": EMBEDDING,
+    "Model": EMBEDDING,
 }
 #: A tokenizer without a limit has a huge one.
 _NO_LIMIT = 10**6
@@ -75,6 +80,8 @@ class FineTuned(NamedTuple):
 def read_directory(directory: Path, *, pair: bool = False, max_length: int | None = None) -> FineTuned:
     """Read a model with a head for sequences, tokens, spans or images, or a directory of sentence-transformers.
 
+    A pretrained encoder without a head becomes an embedder of the mean of its last states.
+
     Args:
         pair: whether it reads two texts together, which its files do not say.
         max_length: most tokens of an input; None takes the limit of the directory.
@@ -88,7 +95,7 @@ def read_directory(directory: Path, *, pair: bool = False, max_length: int | Non
     config = read_json(place / CONFIG, ModelConfig, SAVE_AGAIN)
     _check_supported(place, config)
     _check_weights(place)
-    kind = "sentence-embedding" if embedder else _kind(place, config)
+    kind = EMBEDDING if embedder else _kind(place, config)
     if pair and kind != "text-classification":
         expected = "a classifier or regression of texts"
         raise UsageError("--pair", given=Raw(f"{kind} in {directory}"), expected=expected, fix="Leave it out.")
@@ -105,15 +112,13 @@ def read_directory(directory: Path, *, pair: bool = False, max_length: int | Non
         task=kind,
         transformer=transformer,
         labels=(
-            ()
-            if kind in ("question-answering", "sentence-embedding")
-            else _labels(place, config, pretrained, per_token=per_token)
+            () if kind in ("question-answering", EMBEDDING) else _labels(place, config, pretrained, per_token=per_token)
         ),
-        pooling="summary" if embedder is None else embedder.pooling,
+        pooling=embedder.pooling if embedder else "mean" if kind == EMBEDDING else "summary",
         max_length=transformer.max_positions if is_vit else _max_length(place, transformer, embedder, max_length),
         pooler=POOLERS[config.model_type] if kind == "text-classification" else None,
         per_token=per_token,
-        embedding=embedder and embedder.embedding,
+        embedding=embedder.embedding if embedder else Embedding() if kind == EMBEDDING else None,
         pair=pair or kind == "question-answering",
         image=read_image_processor(place / PROCESSOR, transformer.image_size, transformer.channels) if is_vit else None,
     )
@@ -147,7 +152,7 @@ def _kind(place: Path, config: ModelConfig) -> str:
             return kind
     given = Raw(", ".join(found) or "nothing")
     expected = f"one class that ends with {' or '.join(KINDS)}, or {MODULES} of sentence-transformers"
-    fix = "A model without a head is fine-tuned first: fewheads finetune TASK --model DIR."
+    fix = "Give such a directory, or fine-tune the model first: fewheads finetune TASK --model DIR."
     raise CheckpointError(f"{place / CONFIG} field architectures", given=given, expected=expected, fix=fix)
 
 

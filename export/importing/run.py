@@ -26,7 +26,7 @@ from export.finetune.models import MODEL
 from export.finetune.objectives import outputs_by_row
 from export.importing.directory import FineTuned, read_directory
 from export.importing.image_processor import sample_images
-from export.models.heads import tensors_of
+from export.models.heads import SentenceEmbedder, tensors_of
 from export.models.huggingface import PACK
 from export.training.checkpoint import save
 from export.training.provenance import processor, provenance
@@ -77,10 +77,11 @@ def import_run(
     record = provenance(trainer=f"imported from {directory.name}", data="that of the imported model", seed=None)
     architecture = msgspec.to_builtins(found.architecture)
     place = None if data is None else str(data.resolve())
+    space = found.model.fingerprint() if isinstance(found.model, SentenceEmbedder) else None
     save(
         run,
         found.model,
-        RunConfig(MODEL, architecture, record, place, processor=processor()),
+        RunConfig(MODEL, architecture, record, place, processor=processor(), space=space),
         RunMetrics(parameters, 0, 0, time.perf_counter() - started, ()),
         {} if found.tokenizer is None else {TOKENIZER: found.tokenizer.to_str().encode()},
     )
@@ -160,6 +161,7 @@ def _embeddings(directory: Path, found: FineTuned) -> list[tuple[Array, Array]]:
     _transformers()  # silences the bars of the library, too
     library = importlib.import_module("sentence_transformers")
     model = library.SentenceTransformer(str(directory), device="cpu", trust_remote_code=False, local_files_only=True)
+    model.max_seq_length = found.architecture.max_length  # which may be less than the directory's
     theirs = model.float().encode([text for (text,) in texts], show_progress_bar=False)
     return [(ours, want) for (ours,), want in zip(_ours(found, texts), theirs, strict=True)]
 

@@ -27,6 +27,8 @@ class MultiHeadAttention(nn.Module):
         relative_buckets: of distances, each with a bias of the logits for every head; 0 is none.
     """
 
+    table: Tensor | None
+
     def __init__(
         self,
         dim: int,
@@ -46,6 +48,8 @@ class MultiHeadAttention(nn.Module):
         self.v_proj = nn.Linear(dim, width)
         self.output_proj = nn.Linear(width, dim)
         self.relative = nn.Embedding(relative_buckets, num_heads) if relative_buckets else None
+        # A buffer moves to a GPU with the weights, not in each call.
+        self.register_buffer("table", bucket_table(relative_buckets) if relative_buckets else None, persistent=False)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, *, queries: int | None = None) -> Tensor:
         """Return [N, queries, d].
@@ -72,8 +76,8 @@ class MultiHeadAttention(nn.Module):
         """Return the bias of the logits: [N, 1, 1, T] for padding, [1, 1, T, T] for the future, or their sum."""
         bias = None if mask is None else (1 - mask.to(x.dtype))[:, None, None, :] * MASKED_LOGIT
         length = x.shape[1]
-        if self.relative is not None:
-            relative = self.relative(buckets(length, self.relative.num_embeddings, x.device))  # [T, T, H]
+        if self.relative is not None and self.table is not None:
+            relative = self.relative(buckets(length, self.table))  # [T, T, H]
             relative = relative.permute(2, 0, 1)[None].to(x.dtype)
             bias = relative if bias is None else bias + relative
         if not self.causal:
@@ -86,16 +90,16 @@ class MultiHeadAttention(nn.Module):
         return torch.unflatten(x, -1, (self.num_heads, self.head_dim)).transpose(1, 2)
 
 
-def buckets(length: int, number: int, device: torch.device) -> Tensor:
-    """Return the bucket of each pair of a query and a key, [T, T], by their signed distance."""
-    position = torch.arange(length, device=device)
+def buckets(length: int, table: Tensor) -> Tensor:
+    """Return the bucket of each pair of a query and a key, [T, T], by :func:`bucket_table`."""
+    position = torch.arange(length, device=table.device)
     distance = (position[None, :] - position[:, None]).clamp(-_FARTHEST, _FARTHEST)
-    return torch.tensor(_buckets(number), device=device)[distance + _FARTHEST]
+    return table[distance + _FARTHEST]
 
 
 @cache
-def _buckets(number: int) -> list[int]:
-    """Return the bucket of each distance from the query to the key, from the farthest key before it on.
+def bucket_table(number: int) -> Tensor:
+    """Return the bucket of each distance from the query to the key, from the farthest key before it on, on the CPU.
 
     Half of the buckets are for keys behind the query. Of each half, one half has single distances, and the other
     logarithmic ranges of them: Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified
@@ -104,7 +108,8 @@ def _buckets(number: int) -> list[int]:
     half, exact = number // 2, number // 4
     far = np.log(np.arange(exact, _FARTHEST + 1, dtype=np.float32) / exact) / math.log(_FARTHEST / exact)
     table = [*range(exact), *np.minimum(exact + (far * (half - exact)).astype(int), half - 1).tolist()]
-    return [*reversed(table[1:]), 0, *(half + bucket for bucket in table[1:])]
+    buckets = [*reversed(table[1:]), 0, *(half + bucket for bucket in table[1:])]
+    return torch.tensor(buckets, device="cpu")
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, scale: float) -> Tensor:

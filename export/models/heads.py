@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -280,6 +282,15 @@ class SentenceEmbedder(Head):
         length = torch.linalg.vector_norm(embedding, dim=1, keepdim=True)
         # Not clamp(), which becomes Clip without a maximum, about which TensorRT warns in FP16.
         return embedding / torch.maximum(length, torch.full_like(length, 1e-12))
+
+    def fingerprint(self) -> str:
+        """Return a name for the space of the embeddings: a SHA-256, cut short, of weights, pooling and what follows."""
+        after = [self.pooling, self.embedding.normalised, *(layer.activation for layer in self.embedding.dense)]
+        digest = hashlib.sha256(json.dumps(after).encode())
+        for name, tensor in sorted(self.state_dict().items()):
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+            digest.update(tensor.numpy(force=True).tobytes())
+        return digest.hexdigest()[:16]
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean squared distance to embeddings [N, width]."""

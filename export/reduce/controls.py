@@ -14,16 +14,11 @@ from edge.errors import Raw
 from export.data.tokens import Batch
 from export.errors import PlanError
 from export.models.heads import Head
-from export.models.transformer import LayerShape, TransformerConfig
-from export.reduce.grid import Times, widest
-from export.reduce.losses import Losses
+from export.reduce.grid import Times
 from export.reduce.plan import LayerPlan, ReductionPlan
 from export.reduce.states import gradient_importance
 from export.reduce.sublayers import Method
 from export.reduce.target import Strategy
-
-#: Hidden units of a uniform shape come in multiples of this.
-_UNITS = 32
 
 
 class Choice(NamedTuple):
@@ -31,37 +26,6 @@ class Choice(NamedTuple):
 
     plan: ReductionPlan
     method: Method
-
-
-def uniform_shapes(
-    config: TransformerConfig, losses: Sequence[Losses], times: Times, target_speedup: float
-) -> list[LayerShape]:
-    """Return one shape for all layers that reaches a speed-up: heads of the original width, and units in steps of 32.
-
-    Of all numbers of heads, each with as many units as the time allows, it is the one with the least sum of losses;
-    between two options of the grid, times and losses are interpolated.
-
-    Raises:
-        PlanError: no shape that fits into every layer is that fast.
-    """
-    dense, grid = widest(config), times.grid
-    budget = times.of(config.layers) / target_speedup
-    attention, feed_forward = (np.sum([one[half] for one in losses], axis=0) for half in (0, 1))
-    units = np.arange(0, dense.ffn_dim + 1, _UNITS)
-    lost = np.interp(units, grid.feed_forward[::-1], feed_forward[::-1])
-    found: dict[LayerShape, float] = {}
-    for option, (heads, rank) in enumerate(grid.attention):
-        if rank != dense.head_dim:
-            continue
-        shapes = [LayerShape(heads, rank, int(number), dense.scale) for number in units]
-        milliseconds = np.array([times.of([shape] * len(config.layers)) for shape in shapes])
-        fitting = np.flatnonzero(np.isfinite(attention[option] + lost) & (milliseconds <= budget))
-        if len(fitting):
-            found[shapes[fitting[-1]]] = float(attention[option] + lost[fitting[-1]])
-    if not found:
-        given, fix = Raw(f"{target_speedup:g}x"), "Ask for less, or let the search choose the shapes."
-        raise PlanError("target speed-up", given=given, expected="what one shape for all layers reaches", fix=fix)
-    return [min(found, key=found.__getitem__)] * len(config.layers)
 
 
 def first_layers(model: Head, times: Times, target_speedup: float) -> ReductionPlan:

@@ -14,7 +14,7 @@ from export.estimate.model import RUNTIME
 from export.models.heads import Head
 from export.models.transformer import LayerShape, TransformerConfig
 from export.reduce.board import PredictedTimes, count_kernels, predict_times
-from export.reduce.grid import Grid, Times
+from export.reduce.grid import Times, grid_of
 from export.reduce.latency import machine_key, measure_times, model_key, table_times
 from export.reduce.losses import OnProgress, silent
 from export.reduce.target import LATENCIES, Target
@@ -65,7 +65,6 @@ class Device(NamedTuple):
 def devices_of(
     targets: Sequence[Target],
     model: Head,
-    grid: Grid,
     points: Sequence[Point],
     state: Path,
     *,
@@ -79,9 +78,11 @@ def devices_of(
         precision: of predictions, ``fp16`` or ``int8``.
 
     Raises:
-        UsageError: a table cannot be read, is of another model, or lacks shapes or an operating point.
+        UsageError: a table cannot be read, is of another model, or lacks shapes or an operating point; or an input has
+            more tokens than the model has positions.
     """
     config, found, counted = model.transformer.config, list[Device](), None
+    grid, points = grid_of(config), check_points(config, points)
     for target in targets:
         if isinstance(target, BoardMode):
             counted = counted or count_kernels(model, precision, state / f"kernels-{precision}.json")

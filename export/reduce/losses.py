@@ -52,8 +52,7 @@ class SavedState:
             save_state(self._path, {"fingerprint": self._fingerprint, **value})
 
 
-#: About how many tokens the losses are measured on, in units of the widest layer's features: losses take the longest,
-#: and need fewer inputs than the weights.
+#: Of :func:`tokens_needed`, in units of the widest layer's features.
 _TOKENS = 2.5
 
 
@@ -70,6 +69,11 @@ class Losses(NamedTuple):
             return self.layer
         attention, feed_forward = grid.find(shape)
         return self.attention[attention] + self.feed_forward[feed_forward]
+
+
+def tokens_needed(model: Head) -> float:
+    """Return about how many tokens the losses are measured on: they take long, and need less than the weights."""
+    return _TOKENS * max(max(one.num_heads * one.head_dim, one.ffn_dim) for one in model.transformer.config.layers)
 
 
 class LossMeter:
@@ -153,8 +157,7 @@ def measure_losses(
     on_progress: OnProgress = silent,
 ) -> list[Losses]:
     """Return the loss of each option for each layer; arguments and errors of ``reduce_model``."""
-    widest = max(max(shape.num_heads * shape.head_dim, shape.ffn_dim) for shape in model.transformer.config.layers)
-    share = min(1.0, _TOKENS * widest / float(calibration.lengths.sum()))
+    share = min(1.0, tokens_needed(model) / float(calibration.lengths.sum()))
     batches = calibration_batches(model, calibration, share=share)
     saved = SavedState(state, "losses", model, calibration, f"{grid} and none {_TOKENS}")
     losses = [Losses(*values) for values in saved.value.get("losses", [])]

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from edge.cli.options import grouped_options
+from edge.cli.options import FloatRange, given_options, grouped_options
 from edge.cli.output import progress
 from edge.errors import UsageError
 from export.estimate.devices import BoardMode
-from export.reduce.target import CALIBRATION_EXAMPLES, TIMED_TOKENS, Target
+from export.reduce.target import CALIBRATION_EXAMPLES, LEARNING_RATE, OFFERED, PASSES, TIMED_TOKENS, Strategy, Target
 from export.training.options import imported_data_option, run_data_dir_option
 from export.training.points import PointTimes
 from export.training.watch import Watch
@@ -33,6 +33,7 @@ class PlanOptions(NamedTuple):
     examples: int
     data_dir: Path | None
     data: Path | None
+    strategy: Strategy | None = None
 
     def checked_precision(self, targets: Sequence[Target]) -> str:
         """Return the precision of predictions.
@@ -105,6 +106,67 @@ plan_options = grouped_options(
         ),
         run_data_dir_option,
         imported_data_option,
+        click.option(
+            "--strategy",
+            type=click.Choice(OFFERED),
+            help="'search' finds a shape for each layer, so that the outputs change least without training; 'spread' "
+            "keeps whole layers, better after training on much text.  [default: search; spread with --distil]",
+        ),
+    ),
+)
+
+
+class DistilOptions(NamedTuple):
+    """How a reduced model is restored, as the options have it; without texts it is not."""
+
+    distil: tuple[Path, ...]
+    leave_out: bool
+    passes: float
+    rate: float
+
+    def checked_texts(self) -> tuple[Path, ...]:
+        """Return the files of texts; raise a UsageError if there are none, but another of these options is given."""
+        if not self.distil and (other := {"leave_out", "passes", "rate"} & {each.name for each in given_options()}):
+            given = next(each for each in given_options() if each.name in other)
+            fix = "Leave it out, or give --distil."
+            raise UsageError(given.opts[0], expected="--distil with texts beside it", fix=fix)
+        return self.distil
+
+
+distil_options = grouped_options(
+    DistilOptions,
+    "distilling",
+    (
+        click.option(
+            "--distil",
+            multiple=True,
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            metavar="TEXTS",
+            help="Restore what was cut: train on these texts, without labels, to answer as the original. A file, plain "
+            "or .xz, with a text in each line, or two with a tab between them for pairs; repeatable.",
+        ),
+        click.option(
+            "--leave-out-evaluated",
+            "leave_out",
+            is_flag=True,
+            help="Leave out texts of --distil with a sentence of the evaluation sets below --data-dir, which else are "
+            "refused.",
+        ),
+        click.option(
+            "--passes",
+            type=FloatRange(0, min_open=True),
+            default=PASSES,
+            show_default=True,
+            help="Over the texts of --distil; a part of one is allowed.",
+        ),
+        click.option(
+            "--lr",
+            "rate",
+            type=FloatRange(0, min_open=True),
+            default=LEARNING_RATE,
+            show_default=True,
+            help="Peak learning rate of --distil.",
+        ),
     ),
 )
 

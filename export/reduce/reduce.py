@@ -18,7 +18,7 @@ from export.data.tokens import Rows
 from export.models.heads import Head
 from export.models.transformer import Layer
 from export.reduce.calibration import attention_statistics, calibration_batches, check_weights, feed_forward_statistics
-from export.reduce.controls import chosen, first_layers, uniform_shapes
+from export.reduce.controls import chosen, first_layers
 from export.reduce.grid import Times
 from export.reduce.losses import OnProgress, SavedState, measure_losses, silent
 from export.reduce.plan import LayerPlan, LayerReport, ReducedModel, ReductionPlan, check_plan, plan_of
@@ -113,17 +113,19 @@ def reduce_model(
     *,
     times: Times,
     strategy: Strategy = "search",
+    loss_rows: Rows | None = None,
     seed: int = 0,
     state: Path | None = None,
     on_progress: OnProgress = silent,
 ) -> ReducedModel[Head]:
-    """Return the model whose outputs are closest to the original's at a target speed-up, or a control of that speed.
+    """Return the model whose outputs are closest to the original's at a target speed-up, or another one of that speed.
 
     Args:
         model: the original, with the head of its task; it is not changed.
         calibration: real inputs of the task. Only the strategy ``gradient`` reads their targets.
         times: of the options, such as :attr:`export.reduce.device.Device.mean`.
         strategy: see :data:`export.reduce.target.Strategy`.
+        loss_rows: inputs for the losses of the search, which the model has not learnt; None takes ``calibration``.
         seed: of a random choice.
         state: a directory for the state of an unfinished reduction. It also has the losses, which serve every target.
 
@@ -140,11 +142,8 @@ def reduce_model(
         return ReducedModel(reduced, plan, kept)
     if strategy == "spread":
         shapes = spread_shapes(config, times, target_speedup)
-    elif strategy == "uniform":
-        losses = measure_losses(model, calibration, times.grid, state=state, on_progress=on_progress)
-        shapes = [*uniform_shapes(config, losses, times, target_speedup)]
     else:
-        losses = measure_losses(model, calibration, times.grid, state=state, on_progress=on_progress)
+        losses = measure_losses(model, loss_rows or calibration, times.grid, state=state, on_progress=on_progress)
         shapes = choose_shapes(config.layers, losses, times, target_speedup)
     batches = calibration_batches(model, calibration)
     plan, method = chosen(strategy, plan_of(config, shapes), model, batches, seed)

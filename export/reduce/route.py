@@ -20,7 +20,7 @@ from export.data.examples import HOLDOUT, Examples, held_out
 from export.data.tokens import Rows, encode, load_tokenizer, sorted_batches
 from export.finetune.models import open_model, open_tuned
 from export.finetune.predictions import read_matching
-from export.finetune.run import task_of
+from export.finetune.run import split_of, task_of
 from export.finetune.text_tasks import SentenceTask
 from export.models.heads import Head, pooled
 from export.reduce.routing import (
@@ -37,7 +37,7 @@ from export.reduce.routing import (
     static,
     thresholds,
 )
-from export.training.runs import read_config
+from export.training.runs import read_config, read_metrics
 
 #: The half of the hold-out that thresholds are chosen on.
 CHOOSING = "choosing half"
@@ -152,10 +152,10 @@ class Router:
 def route_run(full: str | Path, lean: str | Path, data_dir: str | Path, cost_ratio: float) -> Route:
     """Fit a router, choose thresholds, and report whether any policy pays.
 
-    Half of the hold-out fits the router, the other half chooses thresholds and decides; dev is only reported. The
-    router reads the lean tier's embeddings; its own time is not counted. The intervals assume that items are
-    independent and that a hold-out is as hard as new data. For SST-2 neither holds exactly, see
-    :func:`export.data.examples.split_holdout`.
+    Half of the hold-out fits the router, the other half chooses thresholds and decides; dev is only reported, of runs
+    that were both measured on it. The router reads the lean tier's embeddings; its own time is not counted. The
+    intervals assume that items are independent and that a hold-out is as hard as new data. For SST-2 neither holds
+    exactly: its hold-out has phrases, several of a sentence.
 
     Args:
         full: a run of ``fewheads finetune``.
@@ -163,7 +163,8 @@ def route_run(full: str | Path, lean: str | Path, data_dir: str | Path, cost_rat
         cost_ratio: the lean tier's time over the full tier's, for every length.
 
     Raises:
-        UsageError: the ratio is not between 0 and 1, or the runs are not classifiers of texts for one task.
+        UsageError: the ratio is not between 0 and 1, or the runs are not classifiers of texts for one task with one
+            hold-out.
     """
     if not 0 < cost_ratio < 1:
         fix = "Give the inverse of the speed-up that 'fewheads reduce' measured, for example 0.5 for 2 times faster."
@@ -171,6 +172,7 @@ def route_run(full: str | Path, lean: str | Path, data_dir: str | Path, cost_rat
     full, lean = Path(full), Path(lean)
     model, max_length, task = _classifier(lean)
     open_tuned(full, task.name)
+    split_of(task.name, {"FULL_RUN": full, "LEAN_RUN": lean})
     tokenizer = load_tokenizer(lean)
 
     def prepared(split: str, examples: Examples) -> _Split:
@@ -191,6 +193,8 @@ def route_run(full: str | Path, lean: str | Path, data_dir: str | Path, cost_rat
     chosen = choose(judge(choosing.items, candidates))
     reports = [choosing.report(router, chosen)]
     for split, examples in splits.dev.items():
+        if not all(split in read_metrics(run).splits for run in (lean, full)):
+            continue
         dev = prepared(split, examples)
         fixed = [(policy, chosen[policy.name].threshold) for policy in dev.policies(router)]
         reports.append(dev.report(router, choose(judge(dev.items, fixed))))

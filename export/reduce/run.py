@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from edge.bench.layer_latencies import Shape
+from export.data.examples import HOLDOUT, TRAIN
+from export.data.tokens import Rows
 from export.errors import PlanError
 from export.finetune.models import Architecture, open_model
 from export.finetune.run import predict_splits, prepare, save_run, task_of
@@ -17,10 +19,10 @@ from export.finetune.task import Data, Reader, Task
 from export.models.heads import Head
 from export.models.transformer import LayerShape
 from export.reduce.calibration import calibration_batches, check_weights
-from export.reduce.device import Device, check_points, devices_of
+from export.reduce.device import Device, devices_of
 from export.reduce.grid import Grid, grid_of, widest
 from export.reduce.latency import feeds_of, measure_models
-from export.reduce.losses import OnProgress, divergence, silent
+from export.reduce.losses import OnProgress, divergence, silent, tokens_needed
 from export.reduce.plan import ReducedModel, ReducedRun, check_speedup
 from export.reduce.reduce import LAYERS, reduce_model
 from export.reduce.restore import RestorationRecipe, Texts, read_restoration_texts, restore
@@ -55,6 +57,7 @@ class PlannedRun(ReducedRun, frozen=True, kw_only=True):
         planned: the target, its device, and both speeds at each operating point.
         divergence: much larger on the hold-out if there are too few examples for the calibration.
         closeness: of a restored one, to the original on texts that were held out; see :class:`Restored`.
+        losses_on: the split on which the search measured its losses; None of a strategy that needs none.
     """
 
     expected_speedup: float
@@ -64,6 +67,7 @@ class PlannedRun(ReducedRun, frozen=True, kw_only=True):
     divergence: Divergence
     latency_key: dict[str, str]
     closeness: float | None = None
+    losses_on: str | None = None
 
 
 def reduce_run(
@@ -119,6 +123,7 @@ def reduce_runs(
     strategy: Strategy = "search",
     seed: int = 0,
     restoration: Restoration | None = None,
+    final: bool = False,
     on_progress: OnProgress = silent,
 ) -> list[PlannedRun]:
     """Reduce a fine-tuned or imported model to several speed-ups, and write a run directory for each.
@@ -136,6 +141,7 @@ def reduce_runs(
         strategy: see :data:`export.reduce.target.Strategy`.
         seed: of a random choice, and of the order of the texts.
         restoration: None leaves the models as they are cut, to be fine-tuned with the original as teacher.
+        final: whether dev is measured, too, after the choices for which the hold-out is there.
 
     Raises:
         UsageError: the source is not a run on a task or does not take an operating point, or the latency table is of
@@ -149,16 +155,21 @@ def reduce_runs(
     source, names = Path(source), {f"{speedup:g}x": speedup for speedup in directories}
     opened = open_source(source, data_dir, next(iter(directories.values())), examples)
     texts = restoration and restoration.read(opened)
-    (device,) = opened.devices([target], points, precision, on_progress)
+    targets, state = [target], opened.state
+    (device,) = devices_of(targets, opened.model, points, state, precision=precision, on_progress=on_progress)
     for speedup in directories:
         _check_reachable(opened, device, speedup, strategy)
+    losses_on = None
+    if strategy not in ("spread", "first-layers"):
+        losses_on = HOLDOUT if opened.loss_rows is opened.data.holdout else TRAIN
     reduced = {
         name: reduce_model(
             *(opened.model, opened.data.train, speedup),
             times=device.mean,
             strategy=strategy,
+            loss_rows=opened.loss_rows,
             seed=seed,
-            state=opened.state,
+            state=state,
             on_progress=on_progress,
         )
         for name, speedup in names.items()
@@ -167,6 +178,7 @@ def reduce_runs(
     planned = {name: _planned(opened, device, names[name], small) for name, small in reduced.items()}
     sizes = " and ".join(point.name for point in device.points)
     how = f"at {sizes} on {device.name} ({device.label}), calibrated with {examples} examples"
+    how += f", with losses on the {losses_on} split" if losses_on else ""
     tuned, closeness, further = Trained((), (), 0, 0, time.perf_counter() - started), dict[str, float](), {}
     if restoration and texts:
         tuned, closeness = restore(opened.model, reduced, texts, *restoration.settings, seed=seed)
@@ -180,7 +192,7 @@ def reduce_runs(
             small.model,
             msgspec.structs.replace(opened.architecture, transformer=small.model.transformer.config),
             opened.reader,
-            predict_splits(opened.task, small.model, opened.data),
+            predict_splits(opened.task, small.model, opened.data, final=final),
             record=provenance(
                 trainer=f"reduced from {source.name} by {strategy} for {name} {how}",
                 data=opened.task.origin,
@@ -207,9 +219,10 @@ def reduce_runs(
                 divergence=Divergence(*both),
                 latency_key=device.key,
                 closeness=closeness.get(name),
+                losses_on=losses_on,
             )
         )
-    for unfinished in opened.state.glob(f"{LAYERS}-*.state"):
+    for unfinished in state.glob(f"{LAYERS}-*.state"):
         unfinished.unlink()
     if restoration:
         restoration.files.remove()
@@ -221,7 +234,7 @@ def _check_reachable(opened: OpenedSource, device: Device, target_speedup: float
     subject = f"target speed-up on {device.name}"
     if strategy == "spread":
         spread_shapes(opened.model.transformer.config, device.mean, target_speedup, subject)
-    elif strategy not in ("uniform", "first-layers"):  # those choose among fewer plans
+    elif strategy != "first-layers":  # which chooses among fewer plans
         check_target(opened.layers, device.mean, target_speedup, subject)
 
 
@@ -251,12 +264,16 @@ class OpenedSource(NamedTuple):
         """The shapes of its layers."""
         return self.model.transformer.config.layers
 
-    def devices(
-        self, targets: Sequence[Target], points: Sequence[Point], precision: str, on_progress: OnProgress
-    ) -> list[Device]:
-        """Return the devices of targets with the times of all options; errors as :func:`devices_of`."""
-        given = targets, self.model, self.grid, check_points(self.model.transformer.config, points), self.state
-        return devices_of(*given, precision=precision, on_progress=on_progress)
+    @property
+    def loss_rows(self) -> Rows:
+        """Rows for the losses of the search: of a task with labels the hold-out, if it has enough tokens.
+
+        Of rows that a model has learnt, it is so sure that few reductions change its answers. The texts or images of an
+        imported model are none of those that it has learnt.
+        """
+        held, learnt = self.data.holdout, self.data.train
+        needed = min(float(learnt.lengths.sum()), tokens_needed(self.model))
+        return held if self.data.teacher is None and float(held.lengths.sum()) >= needed else learnt
 
 
 def open_source(source: Path, data_dir: str | Path, directory: Path, examples: int) -> OpenedSource:

@@ -1,6 +1,6 @@
-"""The plan of a reduction that is trained afterwards: as many whole layers as are fast enough, spread over the depth.
+"""The plan of a reduction that is trained afterwards: whole layers, spread over the depth.
 
-It needs no losses. ``export/reduce/RESULTS.md`` has the race that it won.
+It needs no losses. ``export/reduce/RESULTS.md`` has the race that these layers won.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from edge.errors import Raw
 from export.errors import PlanError
 from export.models.transformer import LayerShape, TransformerConfig
 from export.reduce.grid import UNITS, Grid, Times, widest
-from export.reduce.plan import words_of
+from export.reduce.plan import macs_per_token, words_of
 
-#: A layer more is worth a quarter of the hidden units at most: the largest cut that was measured to keep up.
-#: With a twelfth of their units left, four layers lose to three.
+#: Least share of the hidden units of several layers: the largest cut of which it was measured that it keeps up. With a
+#: twelfth of their units, four layers lose to three.
 _LEAST_SHARE = 0.75
 
 
@@ -26,8 +26,9 @@ def spread_shapes(
 ) -> list[LayerShape | None]:
     """Return the shape of each layer; None leaves it out.
 
-    Whole layers stay, the first and the last among them, or only the last. They lose hidden units where one more layer
-    then fits. If even one layer is too slow, it loses heads and hidden units by the same share.
+    Layers stay at equal distances, the first and the last among them, or only the last. They may lose a quarter of
+    their hidden units; of the plans that are fast enough, it is the one with the most weights. If even one layer is too
+    slow, it loses heads and hidden units by the same share.
 
     Args:
         times: of the options.
@@ -36,18 +37,18 @@ def spread_shapes(
     Raises:
         PlanError: no plan is that fast; the message has the fastest one and its speed-up.
     """
-    plans = list(_from_largest(config, times.grid))
-    for shapes in plans:
-        if times.speedup(config.layers, shapes) >= target_speedup:
-            return shapes
+    plans = list(_plans(config, times.grid))
+    fast_enough = [shapes for shapes in plans if times.speedup(config.layers, shapes) >= target_speedup]
+    if fast_enough:
+        return max(fast_enough, key=lambda shapes: sum(macs_per_token(config.dim, one, 0) for one in shapes if one))
     fastest = min(plans, key=times.of)
     given = Raw(f"{target_speedup:g}x")
     expected = f"at most {times.speedup(config.layers, fastest):.2f}x, with {words_of(fastest)}"
     raise PlanError(subject, given=given, expected=expected, fix="Ask for less, or let the search choose the shapes.")
 
 
-def _from_largest(config: TransformerConfig, grid: Grid) -> Iterator[list[LayerShape | None]]:
-    """Yield the plans: with fewer and fewer layers, and each number of them with fewer and fewer hidden units."""
+def _plans(config: TransformerConfig, grid: Grid) -> Iterator[list[LayerShape | None]]:
+    """Yield all plans, of each number of layers with fewer and fewer hidden units."""
     layers, units = config.layers, widest(config).ffn_dim
     shares = [min(1.0, number / units) for number in range(-(-units // UNITS) * UNITS, 0, -UNITS)] or [1.0]
     for number in range(len(layers), 0, -1):

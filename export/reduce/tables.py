@@ -22,14 +22,15 @@ from export.training.intervals import Difference, points
 PAGE, PREDICTED = (Path(__file__).with_name(name) for name in ("LIMITS.md", "predicted.json"))
 _RUNS = ("sts-b", "mrpc", "cola", "sts-b-lean")
 _TASKS = {"sts-b": "STS-B", "mrpc": "MRPC", "cola": "CoLA", "sts-b-lean": "STS-B, a third"}
+_EMBEDDERS = {"minilm": "all-MiniLM-L6-v2"}
 
 
 def pages() -> dict[Path, str]:
     """Return LIMITS.md, with its tables made from the records."""
     tables = {f"export/reduce/{table.title}.json": table for table in (_teachers(), _recipes(), _variants())}
     tables["export/reduce/predicted.json"] = read_latencies(PREDICTED).table()
-    for split in ("holdout", "dev"):
-        tables[", ".join(f"export/reduce/int8/{run}.{split}.json" for run in _RUNS)] = _int8(split)
+    for runs, split in product((_RUNS, tuple(_EMBEDDERS)), ("holdout", "dev")):
+        tables[", ".join(f"export/reduce/int8/{run}.{split}.json" for run in runs)] = _int8(runs, split)
     return {PAGE: with_tables(PAGE.read_text(), "python -m export.reduce.tables", tables)}
 
 
@@ -94,9 +95,12 @@ def _variants() -> Table:
     return Table("variants", heads, [[method, *cells] for method, cells in methods.items()], len(heads))
 
 
-def _int8(split: str) -> Table:
-    records = [json.loads((PAGE.parent / "int8" / f"{run}.{split}.json").read_text()) for run in _RUNS]
-    heads = (split if split == "dev" else "hold-out", *(f"{_TASKS[one['run']]}, n = {one['n']}" for one in records))
+def _int8(runs: Sequence[str], split: str) -> Table:
+    records = [json.loads((PAGE.parent / "int8" / f"{run}.{split}.json").read_text()) for run in runs]
+    heads = (
+        split if split == "dev" else "hold-out",
+        *(f"{(_TASKS | _EMBEDDERS)[one['run']]}, n = {one['n']}" for one in records),
+    )
     scored = [{row["method"].partition(":")[0]: row for row in one["scored"]} for one in records]
     methods = dict.fromkeys(method for one in scored for method in one)
     rows = [["FP32", *(f"{100 * one['fp32']:.1f}" for one in records)]]

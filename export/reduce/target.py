@@ -19,12 +19,12 @@ PASSES, LEARNING_RATE = 3.0, 1e-3
 #: This machine, a Jetson in a power mode, or the device of a latency table.
 Target: TypeAlias = "Literal['this'] | BoardMode | Path"
 
-#: How a model is reduced. ``search`` finds a shape for each layer, and ``uniform`` one for all layers. The others are
+#: How a model is reduced. ``search`` finds a shape for each layer, and ``spread`` keeps whole layers. The others are
 #: only controls of ``fewheads frontier``: ``first-layers`` keeps the first layers as they are; the last three have the
 #: shapes of the search, but choose heads and units by the gradients of the task's loss, by the sizes of the weights, or
 #: at random, and do not adjust what stays.
-Strategy: TypeAlias = Literal["search", "uniform", "spread", "first-layers", "gradient", "weights", "random"]
-#: Those of ``fewheads reduce``.
+Strategy: TypeAlias = Literal["search", "spread", "first-layers", "gradient", "weights", "random"]
+#: Those of ``fewheads reduce`` and ``fewheads plan``.
 OFFERED: tuple[Strategy, ...] = ("search", "spread")
 
 

@@ -1,4 +1,7 @@
-"""Ways to quantise one run for TensorRT, each scored by the task's metric on ONNX Runtime."""
+"""Ways to quantise one run for TensorRT, each scored by the task's metric on ONNX Runtime.
+
+A model that embeds sentences is scored by Spearman's correlation of its cosines with the scores of STS-B.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,19 @@ import msgspec
 import numpy as np
 import onnx
 from msgspec.structs import replace
+from onnx import TensorProto
 
 from edge.errors import Raw, UsageError
-from export.bundle.accuracy import outputs_by_row, predictions_of
+from export.bundle.accuracy import outputs_by_row
 from export.bundle.tier_files import static_int8
-from export.finetune.image_tasks import ImageTask
 from export.finetune.models import Architecture, open_model
-from export.finetune.predictions import paired, read_matching
-from export.finetune.run import prepare, task_of
-from export.finetune.text_tasks import SentenceTask
+from export.finetune.predictions import paired
 from export.models.heads import Head
 from export.quantize.calibration import calibration_feeds, feeds_of, plain_onnx
 from export.quantize.int8 import dynamic_int8
-from export.quantize.ranges import LARGEST, InputRange, input_ranges, projections
+from export.quantize.ranges import LARGEST, Scheme, input_ranges, projections
 from export.quantize.training import trained_ranges
+from export.report.scored_runs import scored_run
 from export.training.intervals import Estimate
 from export.training.provenance import Processor, processor, versions
 
@@ -37,6 +39,7 @@ _SCHEMES = {
     "smoothed, largest": replace(LARGEST, smoothing=0.5),
     "largest, down in FP16": replace(LARGEST, fp16=("down",)),
     "smoothed, largest, down in FP16": replace(LARGEST, smoothing=0.5, fp16=("down",)),
+    "smoothed, largest, down and output_proj in FP16": Scheme(),
 }
 METHODS = (DYNAMIC, *_SCHEMES)
 
@@ -48,7 +51,8 @@ class Scored(msgspec.Struct, frozen=True):
         int8_share: of the multiplications in the products with weights of all layers.
         value: the task's headline metric.
         difference: to the run in FP32, with its paired interval over the items.
-        logits_error: root mean square of the difference to the FP32 logits, over their standard deviation.
+        logits_error: root mean square of the difference to the logits in FP32, or cosines, over their standard
+            deviation.
     """
 
     method: str
@@ -99,42 +103,28 @@ def compare_int8(
         if method not in METHODS:
             fix = "Leave --method out for all of them."
             raise UsageError("--method", given=method, expected=f"one of {'; '.join(METHODS)}", fix=fix)
-    model = open_model(run)
-    task, head, architecture = task_of(model, run), model.head, model.architecture
-    if not isinstance(task, SentenceTask | ImageTask) or head is None or architecture is None:
-        given, fix = Raw(f"a run on {task.name}"), "Give a run of 'fewheads finetune' with classes or a score."
-        raise UsageError(f"run {run}", given=given, expected="a classifier or regression", fix=fix)
-    if model.int8:
-        given, fix = Raw("a run that was trained for INT8"), "Give the run it was made of, and it as --trained."
-        raise UsageError(f"run {run}", given=given, expected="a run in FP32, to compare with", fix=fix)
-    tuned = {f"trained: {path.name}": _trained(path, architecture) for path in trained}
-    data = prepare(task, data_dir, task.reader(run), max_length=architecture.max_length, limit=None)
-    if split not in data.measured:
-        raise UsageError("--split", given=split, expected=f"one of {', '.join(data.measured)}", fix="Give one of them.")
-    rows, plain, scored = data.measured[split], plain_onnx(head, data.train), []
-    fp32 = read_matching(run, split, rows.targets)
+    one = scored_run(run, data_dir, split, calibration_rows)
+    tuned = {f"trained: {path.name}": _trained(path, one.architecture) for path in trained}
+    plain, feeds, scored = plain_onnx(one.head, one.train), calibration_feeds(one.train, calibration_rows), []
+    fp32 = one.fp32(plain, partial(on_file, "FP32"))
     for method in (*(methods or (() if trained else METHODS)), *tuned):
         if method == DYNAMIC:
-            share, file = 1.0, dynamic_int8(plain)
+            file = dynamic_int8(plain, feeds)
+        elif method in tuned:
+            file = static_int8(plain_onnx(tuned[method][0], one.train), trained_ranges(tuned[method][1]))
+        elif method == _PADDED:
+            numbers = np.linspace(0, len(one.train.targets) - 1, len(feeds)).astype(int)
+            file = static_int8(plain, input_ranges(plain, [feeds_of(one.train, numbers)], _SCHEMES[method]))
         else:
-            source = plain
-            if method in tuned:
-                source, ranges = plain_onnx(tuned[method][0], data.train), trained_ranges(tuned[method][1])
-            elif method == _PADDED:
-                number = min(calibration_rows, len(data.train.targets))
-                numbers = np.linspace(0, len(data.train.targets) - 1, number).astype(int)
-                ranges = input_ranges(plain, [feeds_of(data.train, numbers)], _SCHEMES[method])
-            else:
-                ranges = input_ranges(plain, calibration_feeds(data.train, calibration_rows), _SCHEMES[method])
-            share, file = _share(source, ranges), static_int8(source, ranges)
+            file = static_int8(plain, input_ranges(plain, feeds, _SCHEMES[method]))
         at_once, on_rows = method != DYNAMIC, partial(on_file, method)
-        outputs = outputs_by_row(file, rows, subject=method, rows_at_once=at_once, on_rows=on_rows)
-        answers = predictions_of(outputs, rows.targets)
+        outputs = outputs_by_row(file, one.rows, subject=method, rows_at_once=at_once, on_rows=on_rows)
+        answers = one.predictions(outputs)
         error = float(np.sqrt(np.square(answers.logits - fp32.logits).mean()) / fp32.logits.std())
-        change = paired(task.headline, [answers], [fp32])
-        scored.append(Scored(method, share, answers.score(task.headline), change, error))
+        change = paired(one.metric, [answers], [fp32])
+        scored.append(Scored(method, _share(plain, file), answers.score(one.metric), change, error))
     return Int8Comparison(
-        *(run.name, task.name, task.headline, split, len(rows.targets), fp32.score(task.headline), calibration_rows),
+        *(run.name, one.task, one.metric, split, len(one.targets), fp32.score(one.metric), calibration_rows),
         *(tuple(scored), processor(), versions()),
     )
 
@@ -151,8 +141,10 @@ def _trained(run: Path, expected: Architecture) -> tuple[Head, dict[str, float]]
     return model.head, model.int8
 
 
-def _share(plain: bytes, ranges: dict[str, InputRange]) -> float:
-    model = onnx.load_from_string(plain)
-    sizes = {tensor.name: int(np.prod(tensor.dims)) for tensor in model.graph.initializer}
-    products = {node.name: sizes[node.input[1]] for node in projections(model, has_head=True)}
-    return sum(products[name] for name in ranges) / sum(products.values())
+def _share(plain: bytes, file: bytes) -> float:
+    """Return the share of the weights of all layers' products that a file has in INT8."""
+    whole, quantised = (onnx.load_from_string(data) for data in (plain, file))
+    sizes = {tensor.name: int(np.prod(tensor.dims)) for tensor in whole.graph.initializer}
+    every = sum(sizes[node.input[1]] for node in projections(whole, has_head=True))
+    weights = (one for one in quantised.graph.initializer if one.data_type == TensorProto.INT8 and len(one.dims) > 1)
+    return sum(int(np.prod(one.dims)) for one in weights) / every

@@ -110,7 +110,7 @@ class Values(msgspec.Struct, frozen=True):
     errors: tuple[Wrong, ...]
 
 
-class Split(msgspec.Struct, frozen=True):
+class SplitAnswers(msgspec.Struct, frozen=True):
     """The answers on a split: classes or values."""
 
     name: str
@@ -136,7 +136,7 @@ class Report(msgspec.Struct, frozen=True):
     provenance: Provenance
     files: tuple[DataFile, ...]
     rows: tuple[SplitRows, ...]
-    splits: tuple[Split, ...]
+    splits: tuple[SplitAnswers, ...]
 
 
 def report_of(run: Path, opened: OpenedModel, task: Task, items: Items) -> Report:
@@ -149,7 +149,9 @@ def report_of(run: Path, opened: OpenedModel, task: Task, items: Items) -> Repor
     assert opened.metrics is not None
     assert opened.architecture is not None
     splits = tuple(
-        _split(name, read_matching(run, name, one.targets), one, items) for name, one in items.measured.items()
+        _split(name, read_matching(run, name, one.targets), one, items)
+        for name, one in items.measured.items()
+        if name in opened.metrics.splits
     )
     return Report(
         str(run),
@@ -164,11 +166,11 @@ def report_of(run: Path, opened: OpenedModel, task: Task, items: Items) -> Repor
     )
 
 
-def _split(name: str, predictions: Predictions, items: SplitItems, every: Items) -> Split:
+def _split(name: str, predictions: Predictions, items: SplitItems, every: Items) -> SplitAnswers:
     n = len(items.targets)
     if predictions.logits.shape[1] == 1:
-        return Split(name, n, values=_values(predictions, items, every.train))
-    return Split(name, n, classes=_classes(predictions, items, every))
+        return SplitAnswers(name, n, values=_values(predictions, items, every.train))
+    return SplitAnswers(name, n, classes=_classes(predictions, items, every))
 
 
 def _classes(predictions: Predictions, items: SplitItems, every: Items) -> Classes:

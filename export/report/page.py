@@ -16,7 +16,7 @@ from markupsafe import Markup
 from edge.datatypes import Array
 from export.report.drawing import finish_axes, new_figure, plot_points
 from export.report.items import Items
-from export.report.numbers import Classes, Report, Split, Values
+from export.report.numbers import Classes, Report, SplitAnswers, Values
 from export.training.runs import RunMetrics
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def page_of(report: Report, items: Items) -> str:
     )
 
 
-def _split(split: Split, items: Items) -> dict[str, Any]:
+def _split(split: SplitAnswers, items: Items) -> dict[str, Any]:
     colours = items.measured[split.name].picture
     answers = split.classes or split.values
     assert answers is not None

@@ -27,10 +27,10 @@ from export.training.runs import (
     WEIGHTS,
     RunConfig,
     RunMetrics,
-    decode,
     is_run,
     read,
     read_config,
+    read_metrics,
 )
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -82,7 +82,7 @@ def load(directory: str | Path, models: Mapping[str, Callable[..., ModuleT]]) ->
     """
     directory = Path(directory)
     config = read_config(directory)
-    metrics = decode(directory / METRICS, RunMetrics)
+    metrics = read_metrics(directory)
     if config.model not in models:
         subject = f"{directory / CONFIG} field model"
         raise CheckpointError(subject, given=config.model, expected=f"one of {', '.join(models)}", fix=TRAIN_AGAIN)

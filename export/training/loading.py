@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,3 +20,16 @@ def loading_torch(what: str = "loading torch") -> Iterator[None]:
 
         torch.set_num_threads(1)
         yield
+
+
+@contextmanager
+def all_cores(wanted: bool) -> Iterator[None]:
+    """Let torch use every core while the block runs, if it is ``wanted``: for minutes of large batches, not for few."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(len(os.sched_getaffinity(0)) if wanted else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

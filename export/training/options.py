@@ -53,6 +53,12 @@ def replace_option(what: str) -> Callable[[F], F]:
     return click.option("--replace", is_flag=True, help=f"Replace {what}; without it, the command refuses to.")
 
 
+#: ``--final``, without which choices cannot be made by what is to be published.
+final_option = click.option(
+    "--final", is_flag=True, help="Measure dev, too, once every choice is made; without it, the hold-out alone."
+)
+
+
 def usable_precision(context: click.Context, option: object, precision: Any) -> Any:
     """Return fp32 or bf16: for auto, bf16 where the device that trains has instructions for it.
 

@@ -8,7 +8,7 @@ trained one ``log.jsonl``, the losses on the way. ``report.html`` is what ``fewh
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -22,6 +22,10 @@ from export.training.provenance import Processor
 WEIGHTS, CONFIG, METRICS = "weights.safetensors", "config.json", "metrics.json"
 TOKENIZER, PREDICTIONS, LOG, REPORT = "tokenizer.json", "predictions.npz", "log.jsonl", "report.html"
 TRAIN_AGAIN = "Train the model again."
+
+#: How the hold-out of labelled texts is drawn: by the first text of each row, or as in :mod:`export.data.holdouts`.
+SplitVersion = Literal[1, 2]
+SPLIT: SplitVersion = 2
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
@@ -51,6 +55,10 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         processor: that trained or reduced it. Runs of earlier versions record neither.
         own_data: the data of ``--data``; None for a task of Fewheads.
         planned: what a reduced model was planned for; None for others, and for runs of earlier versions.
+        split: how the hold-out of a run on labelled texts was drawn.
+        space: of the embeddings, by the weights of the imported model that has made it: those of a run that was reduced
+            from that model, or that learnt its answers, can be compared with its own. None for models without
+            embeddings, and for runs of earlier versions; :func:`export.finetune.models.space_of` knows better.
     """
 
     model: str
@@ -62,6 +70,8 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     processor: Processor | None = None
     own_data: OwnData | None = None
     planned: Planned | None = None
+    split: SplitVersion = 1
+    space: str | None = None
 
 
 class RunMetrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,6 +92,11 @@ class RunMetrics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scores: tuple[float, ...] = ()
     trained_on: int | None = None
 
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that it was measured on: the hold-out, and dev if the run was final."""
+        return tuple(dict.fromkeys(measure.split for measure in self.measures))
+
 
 def is_run(directory: Path) -> bool:
     """Return whether a directory contains the files of a run and no others."""
@@ -100,6 +115,11 @@ def read_config(directory: str | Path) -> RunConfig:
         fix = "Give a directory that 'fewheads train' or 'fewheads finetune' wrote, for example runs/calculator-gate."
         raise CheckpointError(f"run {directory}", given=given, expected="a run directory", fix=fix)
     return decode(directory / CONFIG, RunConfig)
+
+
+def read_metrics(directory: str | Path) -> RunMetrics:
+    """Read the results of a run."""
+    return decode(Path(directory) / METRICS, RunMetrics)
 
 
 def recorded(directory: str | Path) -> RunConfig | None:

@@ -1,10 +1,11 @@
-"""The training loop: a schedule, clipping, the best epoch, and a state from which an interrupted run resumes."""
+"""The training loop: a schedule, clipping, the best epoch or an average, and a state from which a run resumes."""
 
 from __future__ import annotations
 
 import copy
 import math
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from edge.bundles.manifest import Measure
 from export.errors import TrainingError
+from export.training.average import AveragedWeights
 from export.training.checkpoint import load_state, save_state
 from export.training.device import model_device
 from export.training.log import TrainingLog
@@ -54,6 +56,8 @@ def train(
     observer: Observer = SILENT,
 ) -> Trained:
     """Train the model of an objective in place, and leave it in evaluation mode with the weights of its best epoch.
+
+    A recipe with an average scores that of the weights, and keeps it as it is after the last epoch.
 
     Args:
         seed: of everything random in the model, such as dropout; the objective has the order of the data.
@@ -97,8 +101,9 @@ def train(
                 if run.step % save_every == 0 and run.step % per_epoch:
                     run.save()
             objective.model.eval()
-            score = objective.evaluate()
-            run.end_epoch(score)
+            with run.scored_weights():
+                score = objective.evaluate()
+                run.end_epoch(score)
             if log is not None:
                 log.write(run.step, epoch=len(run.scores), loss=run.losses[-1], score=score.value, scored=str(score))
             observer.on_epoch(Epoch(len(run.scores), score))
@@ -114,6 +119,8 @@ class _Run:
         self.path, self.stop_below = path, stop_below
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizers = Optimizers(objective, recipe)
+        self._average = None if recipe.average is None else AveragedWeights(self.parameters, recipe.average)
+        self.scored_weights = self._average.in_place if self._average else nullcontext
         self.step, self.best_epoch, self.last_loss = 0, 0, math.nan
         self.scores: list[float] = []
         self.losses: list[float] = []
@@ -139,6 +146,8 @@ class _Run:
         self.best_weights, self._earlier_seconds = state["best_weights"], state["seconds"]
         self.model.load_state_dict(state["model"])
         self.optimizers.load_state_dict(state["optimizers"])
+        if self._average is not None:
+            self._average.load_state_dict(state["average"])
         torch.set_rng_state(state["random"])
         if state["random_gpu"] is not None:
             torch.cuda.set_rng_state(state["random_gpu"])
@@ -151,6 +160,8 @@ class _Run:
         if loss.device.type == "cpu":
             self.check()
         self.optimizers.step(rate)
+        if self._average is not None:
+            self._average.update()
 
     def check(self) -> None:
         """Read the losses since the last call.
@@ -179,7 +190,7 @@ class _Run:
         if not math.isfinite(score.value):
             subject = f"{score.name} after epoch {len(self.scores) + 1}"
             raise TrainingError(subject, given=score.value, expected="a finite number", fix=_FIX)
-        if not self.scores:
+        if not self.scores or (self._average is not None and self.stop_below is None):
             better = True
         elif self.stop_below is not None:
             better = score.value >= self.stop_below
@@ -208,6 +219,7 @@ class _Run:
             "best_weights": self.best_weights,
             "model": self.model.state_dict(),
             "optimizers": self.optimizers.state_dict(),
+            "average": None if self._average is None else self._average.state_dict(),
             "random": torch.get_rng_state(),
             "random_gpu": torch.cuda.get_rng_state() if on_gpu else None,
         }

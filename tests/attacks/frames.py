@@ -115,7 +115,6 @@ def _headers(flags):
 _OPENED = _headers(4)
 _FLOODS = {
     "settings": raw(4, 0, 0, b"\0\x04\0\0\xff\xff" * 100) * 2_000,
-    "pings": raw(6, 0, 0, bytes(8)) * 2_000,
     "priorities": raw(2, 0, 1, b"\0\0\0\x03\x10") * 2_000,
     "empty-data": _OPENED + raw(0, 0, 1, b"") * 50_000,
     "window-updates-of-nothing": _OPENED + raw(8, 0, 1, bytes(4)) * 5_000,
@@ -130,6 +129,13 @@ _FLOODS = {
 @attack(doors=_FLOODS)
 def flood_of(target, door):
     flood(target.grpc_port, _FLOODS[door])
+
+
+@attack()
+def flood_of_pings(target):
+    """Pings on one connection after another: a server with several threads may read each on a different one."""
+    for _ in range(6):
+        flood(target.grpc_port, raw(6, 0, 0, bytes(8)) * 2_000, 0.7)
 
 
 #: Whoever may call can fill the queue, against which there is --rate-limit.

@@ -5,9 +5,10 @@ server's memory stays below :data:`MOST_RSS_MB` and its log grows by less than :
 processor and open files are as before within :data:`RECOVERY_SECONDS` of the attack's end, and that the server then
 ends with exit code 0.
 
-A slow or busy machine lengthens the limit for waits by the factor by which it is slower than the machine on which the
-limit was set: a loop of :data:`_STEPS` steps takes :data:`_REFERENCE_SECONDS` there, and the factor is never below 1.
-The loop runs before and after each attack, when nothing else of the test runs.
+A slow or busy machine lengthens the limits of waits and of the recovery by the factor by which it is slower than the
+machine on which they were set: a loop of :data:`_STEPS` steps takes :data:`_REFERENCE_SECONDS` there, and the factor is
+never below 1. The loop runs before and after each attack, when nothing else of the test runs. A wait may also be longer
+by the longest pause of the witness, which reads every :data:`READ_SECONDS` and waits for no answer of the server then.
 """
 
 import statistics
@@ -16,11 +17,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 
 import grpc
 
 from tests.attacks.target import Setup, Target
-from tests.attacks.witness import DOORS
+from tests.attacks.witness import DOORS, READ_SECONDS
 
 WORST_MS, MOST_RSS_MB, MOST_LOG_MB, RECOVERY_SECONDS = 600, 600, 1, 5.0
 _STEPS, _REFERENCE_SECONDS = 300_000, 0.02
@@ -103,16 +105,17 @@ def measure(target, attack):
     with suppress(OSError, grpc.RpcError):  # the server closed the connection, as it should
         gained = attack.run(target)
     end = time.monotonic()
-    calm = _wait(lambda: _is_calm(target, doors, quiet, first.files), RECOVERY_SECONDS)
+    calm = _wait(lambda: _is_calm(target, doors, quiet, first.files), RECOVERY_SECONDS * slow)
     now = time.monotonic()
-    limit_ms = WORST_MS * max(slow, slowness())
+    readings = [first, *(reading for reading in target.readings if reading.at >= start)]
+    pause_ms = 1000 * max([later.at - earlier.at - READ_SECONDS for earlier, later in pairwise(readings)], default=0.0)
+    limit_ms = WORST_MS * max(slow, slowness()) + pause_ms
     calls = [call for door in doors for call in target.calls[door] if call.start + call.seconds >= start]
     waits = {door: [call.seconds for call in calls if call.door == door] for door in doors}
     # A call that has not ended yet counts, too.
     worst = {door: max([now - _last_end(target, door) - DOORS[door], *waits[door]]) for door in doors}
     slowest = max(worst, key=lambda door: worst[door])
     worst_ms = 1000 * worst[slowest]
-    readings = [reading for reading in target.readings if reading.at >= start] or [first]
     rss_mb = max(reading.rss_bytes for reading in readings) / _MB
     log_mb = (readings[-1].log_bytes - first.log_bytes) / _MB
     failed = {f"{call.door}: {call.error}" for call in calls if call.error}

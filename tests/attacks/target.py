@@ -150,6 +150,12 @@ class Target:
     def alive(self):
         return self._process.poll() is None
 
+    def pause(self, seconds):
+        """Stop the whole server for so long."""
+        self._process.send_signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        self._process.send_signal(signal.SIGCONT)
+
     def stop(self):
         """End the server as systemd does; return what was wrong with its end."""
         start = time.monotonic()

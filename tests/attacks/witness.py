@@ -27,6 +27,8 @@ SECONDS = 30.0
 KILL_BYTES, KILL_LOG_BYTES = 2 * 1024**3, 512 * 1024**2
 #: The doors, and the seconds between two calls of each. Those of HTTP take a new connection for each.
 DOORS = {"live": 0.02, "infer": 0.02, "image": 0.1, "http": 0.05, "metrics": 0.2}
+#: Between two readings.
+READ_SECONDS = 0.02
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -138,7 +140,7 @@ def main():
                 if reading.rss_bytes > KILL_BYTES or reading.log_bytes > KILL_LOG_BYTES:
                     os.kill(watched.process_id, signal.SIGKILL)
                 say(reading)
-                time.sleep(0.02)
+                time.sleep(READ_SECONDS)
 
     threading.Thread(target=sample, daemon=True).start()
     for door, call in _calls(watched).items():

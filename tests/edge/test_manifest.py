@@ -71,6 +71,13 @@ def profile(least, usual, most):
     return fields(profile={"x": Profile(min=least, opt=usual, max=most)})
 
 
+def spaces(*names):
+    """Return a change of the spaces of the tiers."""
+    return lambda m: msgspec.structs.replace(
+        m, tiers=[msgspec.structs.replace(tier, space=name) for tier, name in zip(m.tiers, names, strict=True)]
+    )
+
+
 own_record = fields(files={**ORACLE.files, "manifest.json": ORACLE.files["golden.npz"]})
 auto_tier = fields(tiers=(TEXT.tiers[0], msgspec.structs.replace(TEXT.tiers[1], name="auto")), program={"lean": "auto"})
 ONCE, NEW = "expected each name once", "expected a name that no tensor of the graph has"
@@ -112,6 +119,11 @@ BROKEN = [
     (PAIR, fields(preprocess={"pair": "logits"}), f"preprocess input: got 'logits', {NEW}"),
     (PAIR, fields(preprocess={"segments": "zz"}), "preprocess output: got 'zz', expected one of ['input_ids', 'attent"),
     (PAIR, fields(preprocess={"segments": "input_ids"}), f"preprocess output: got 'input_ids', {ONCE}"),
+    (
+        TEXT,
+        spaces("0" * 16, "1" * 16),
+        "'1111111111111111'], expected one for all tiers that",
+    ),
     (PAIR, fields(max_batch_size=0), "preprocess pair: got max_batch_size 0, expected a model with batches"),
 ]
 
@@ -131,6 +143,7 @@ def test_values_at_the_limits_of_the_rules_are_valid():
         (TEXT, fields(outputs=logits("FP32", -1, -1), postprocess=None)),
         (TEXT, fields(outputs=(*logits("FP32", -1, 2), *logits("FP64", -1, 9, name="zz")))),
         (TEXT, fields(max_batch_size=0, program=None)),
+        (TEXT, spaces("0" * 16, None)),
         (PAIR, fields(preprocess=None, postprocess=None)),
     ):
         rules.check(good, "m")

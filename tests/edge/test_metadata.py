@@ -4,16 +4,21 @@ import shutil
 
 import pytest
 from google.protobuf.json_format import MessageToDict
+from msgspec.structs import replace
 
 from edge import __version__
+from edge.bundles.bundle import write_bundle
 from edge.errors import InvalidRequest
 from edge.health.health import Health
 from edge.pb import inference_pb2 as pb
 from edge.repository.loader import ServingOptions
 from edge.serving.metadata import Metadata
+from tests.support import text_model
 from tests.support.in_process import running_service
 from tests.support.models import ORACLE, ORACLE_BUNDLE, write_oracle_bundle
 from tests.support.sample_requests import good, shaped
+
+SPACE = "0123456789abcdef"
 
 
 def write_bundles(repository):
@@ -95,6 +100,20 @@ async def test_configuration(running, tmp_path):
     assert "default_timeout_microseconds" not in config(running)["dynamic_batching"]["default_queue_policy"]
     async with running_service(tmp_path / "cpu") as other:
         assert config(other)["instance_group"][0]["kind"] == "KIND_CPU"
+
+
+@pytest.mark.parametrize("spaces", [(SPACE, SPACE), (SPACE, None), (None, None)])
+async def test_a_configuration_names_tiers_and_the_space_that_all_of_them_share(tmp_path, spaces):
+    manifest = text_model.manifest()
+    tiers = [replace(tier, space=space) for tier, space in zip(manifest.tiers, spaces, strict=True)]
+
+    def write(repository):
+        write_bundle(repository / "texts", replace(manifest, tiers=tuple(tiers)), text_model.files())
+
+    async with running_service(tmp_path, write) as running:
+        config = described(running).model_config(pb.ModelConfigRequest(name=manifest.name)).config
+    found = {name: config.parameters[name].string_value for name in ("tiers", "space") if name in config.parameters}
+    assert found == {"tiers": "full, lean", **({"space": SPACE} if all(spaces) else {})}
 
 
 async def test_statistics_and_index(running):

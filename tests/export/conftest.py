@@ -79,7 +79,7 @@ def sst2(tmp_path_factory):
     write_model(root / "model", make_transformer())
     write_model(root / "small", make_transformer(layers=1, seed=1))
     options = ("--data-dir", root, "--lr", 2e-2, "--max-length", 32)
-    invoke(finetune, "SST-2", "--model", root / "model", "--out", root, *options)
+    invoke(finetune, "SST-2", "--model", root / "model", "--out", root, *options, "--final")
     return root
 
 

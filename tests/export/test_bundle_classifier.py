@@ -37,7 +37,7 @@ OPTIONS = ("--lr", 2e-2, "--batch", 32, "--max-length", 32)
 def bundled(place):
     """A directory with a run, a leaner run, and the bundle of both."""
     paths = ("--model", place / "small", "--data-dir", place, "--out", place)
-    invoke(finetune, "SST-2", *paths, "--name", "Half", *OPTIONS)
+    invoke(finetune, "SST-2", *paths, "--name", "Half", *OPTIONS, "--final")
     options = ("--data-dir", place, "--name", "sst2", "--tier-name", "x1", "--tier-name", "half", "--json")
     shown = invoke(export, place / "SST-2", place / "Half", "--repository", place / "models", *options)
     (found,) = json.loads(shown)
@@ -136,6 +136,7 @@ def test_the_bundle_of_pairs_takes_two_texts_and_gives_the_score_of_training(sts
     bundle = Bundle.open(stsb / "models" / "sts-b-1")
     manifest = bundle.manifest
     assert [tier.name for tier in manifest.tiers] == ["x1", "x1-int8"]
+    assert {measure.split.partition(",")[0] for measure in manifest.measures} == {"holdout"}  # it was not --final
     assert [spec.name for spec in manifest.preprocess.inputs] == ["text", "text_pair"]
     assert [spec.name for spec in manifest.inputs] == ["input_ids", "attention_mask", "token_type_ids"]
     assert manifest.postprocess == ScorePostprocess(logits="logits", output="score")
@@ -194,7 +195,7 @@ def test_tiers_are_named_by_speed_and_a_bundle_carries_the_files_of_chosen_runti
 def test_files_are_measured_on_the_data_of_the_run(bundled, tmp_path):
     write_sst2(tmp_path, train=40)
     command = (bundled / "SST-2", "--repository", tmp_path, "--name", "sst2", "--data-dir", tmp_path)
-    expected = r"SST-2 split holdout: got 36 items with other targets, expected the 4 items of the data\. Give the"
+    expected = r"SST-2 split holdout: got 37 items with other targets, expected the 4 items of the data\. Give the"
     with pytest.raises(CheckpointError, match=expected):
         invoke(export, *command)
     assert not (tmp_path / "sst2-1").exists()
@@ -202,6 +203,8 @@ def test_files_are_measured_on_the_data_of_the_run(bundled, tmp_path):
 
 def test_runs_that_cannot_be_tiers(bundled, stsb, tmp_path):
     full, half, name = bundled / "SST-2", bundled / "Half", ("--name", "sst2")
+    earlier = shutil.copytree(half, tmp_path / "earlier")
+    (earlier / CONFIG).write_text((earlier / CONFIG).read_text().replace('"split": 2', '"split": 1'))
     twins = ("--tier-name", "a", "--tier-name", "a-int8")
     for arguments, message in (
         ((bundled / "model", *name), "got a directory without a run's weights"),
@@ -211,6 +214,10 @@ def test_runs_that_cannot_be_tiers(bundled, stsb, tmp_path):
         ((full, full, *name, *twins), r"tiers: got \['a', 'a-int8'\], expected names that differ"),
         ((*[full] * 5, *name), "runs of one bundle: got 5, expected 4 at most"),
         ((full,), r"SST-2: got a fine-tuned run without --name, .*for example --name sst-2; all"),
+        (
+            (full, earlier, *name, *twins[:3], "b"),
+            r"hold-outs of the runs: got tier a with version 2 and tier b with version 1",
+        ),
         ((full, stsb / "STS-B", *name, *twins[:3], "b"), r"task of the runs: got \['SST-2', 'STS-B'\], expected one"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -20,7 +20,7 @@ from export.papers.calculator.bundle import StackCalculator
 from export.papers.calculator.stack import STACK
 from export.papers.calculator.stack.data import DEPTHS, OPERANDS, SIZES, TEST_ITEMS, load
 from export.papers.calculator.stack.data import evaluate as measure
-from export.papers.calculator.stack.machine import POP, PUSH, STAY, Fit, Scan, StackMachine, batch_of
+from export.papers.calculator.stack.machine import POP, PUSH, STAY, Scan, StackFit, StackMachine, batch_of
 from export.papers.calculator.stack.train import RECIPE, StackObjective
 from export.training.checkpoint import save
 from export.training.provenance import provenance
@@ -111,7 +111,7 @@ def test_refinement_makes_a_disturbed_machine_exact_with_simple_weights(splits):
             tensor = getattr(machine, name)
             tensor.add_(0.1 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1)))
     items = batch_of(splits["train"])
-    fit = Fit(machine, type(items)(*(tensor[:80] for tensor in items)))
+    fit = StackFit(machine, type(items)(*(tensor[:80] for tensor in items)))
     assert fit.error > 1e-3
     assert fit.solve()
     fit.snap()
@@ -127,7 +127,7 @@ def test_machine_with_wrong_moves_does_not_become_exact(splits):
     with torch.no_grad():
         machine.moves[0, CLOSE - 1] = machine.moves[0, PLUS - 1]  # parentheses that never end
     items = batch_of(splits["train"])
-    fit = Fit(machine, type(items)(*(tensor[:160] for tensor in items)))
+    fit = StackFit(machine, type(items)(*(tensor[:160] for tensor in items)))
     assert not fit.solve()
 
 

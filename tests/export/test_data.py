@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from export.data.examples import Examples, limited, split_holdout
+from export.data.examples import Examples, held_out, limited, split_holdout
+from export.data.holdouts import held_phrases, held_sources, held_texts
 from export.data.tokens import encode, load_tokenizer, shuffled_batches, sorted_batches
 from export.errors import CheckpointError, DataError
 from export.finetune import NAMES, run
@@ -98,6 +99,44 @@ def test_holdout_is_a_fixed_partition_that_keeps_first_texts_together():
     assert holdout.targets[:4].tolist() == split_holdout(examples)[1].targets[:4].tolist()
     assert holdout.targets.tolist() != split_holdout(examples, seed=1)[1].targets.tolist()
     assert len(split_holdout(examples, share=0.25)[1].texts) == 100
+
+
+#: Words of a sentence, each the same in so many that follow each other.
+WORDS = {"the": 400, "film": 20, "is": 1, "fine": 1}
+
+
+def test_phrases_are_held_out_with_every_sentence_that_they_stand_in():
+    sentences = [" ".join(f"{word}{number // spread}" for word, spread in WORDS.items()) for number in range(400)]
+    phrases = [" ".join(text.split()[first:last]) for text in sentences for first in (0, 2) for last in (3, 4)]
+    texts = [*sentences, *phrases]
+    held = held_phrases(texts)
+    learnt = [f" {text} " for text, out in zip(texts, held, strict=True) if not out]
+    inside = [text for text, out in zip(texts, held, strict=True) if out and any(f" {text} " in one for one in learnt)]
+    assert (held[:400].sum(), inside) == (40, [])
+    out = set(np.flatnonzero(held[:400]).tolist())
+    for text, found in zip(texts, held.tolist(), strict=True):
+        assert found == ({number for number in range(400) if f" {text} " in f" {sentences[number]} "} <= out)
+    assert held[400:].sum() > 40
+
+
+def test_rows_that_share_either_text_are_held_out_together_unless_all_hang_together():
+    pairs = [(f"a {number // 3}", f"b {number // 2}") for number in range(600) if number % 12]  # chains of 11 rows
+    held = held_texts(pairs)
+    learnt = {text for row, out in zip(pairs, held, strict=True) if not out for text in row}
+    assert 0.08 < held.mean() <= 0.1
+    assert not learnt & {text for row, out in zip(pairs, held, strict=True) if out for text in row}
+    whole = [(f"question {number // 4}", f"text {number % 7}") for number in range(400)]
+    assert held_texts(whole).tolist() == held_out([one for one, _ in whole], 0.1).tolist()
+    assert held_texts([("same",)] * 9).all()
+
+
+def test_half_of_the_rows_held_out_by_source_are_of_sources_that_are_not_learnt():
+    sources = [f"book {int(number**0.5)}" for number in range(1000)]
+    held = held_sources(sources, [f"sentence {number}" for number in range(1000)])
+    learnt = {source for source, out in zip(sources, held, strict=True) if not out}
+    other = sum(source not in learnt for source, out in zip(sources, held, strict=True) if out)
+    assert held.sum() in range(100, 103)
+    assert 40 < other <= 50
 
 
 def test_limited_draws_the_same_examples_and_fewer_are_part_of_more():

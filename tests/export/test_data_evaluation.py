@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from export.data.evaluation import evaluation_texts, held_out_passages, pair_sets, question_sets
+from export.data.evaluation import evaluation_texts, held_out_passages, pair_sets, question_sets, read_passages
+from export.data.examples import Examples, split_holdout
 from export.errors import DataError
 from tests.support.evaluation_data import write_evaluation_sets
 from tests.support.task_data import real
@@ -30,8 +31,6 @@ def test_questions_are_answered_by_a_document(data_dir):
         f"is the {qnli.documents[row]}" == asked for asked, row in zip(qnli.questions, qnli.answers, strict=True)
     )
     assert (len(xquad.questions), len(xquad.documents)) == (20, 20)
-    further = qnli.among(["a new one", qnli.documents[3], "a new one"])
-    assert further.documents == (*qnli.documents, "a new one")
 
 
 def test_evaluation_texts_have_all_sets_and_sentences_of_paragraphs(data_dir, tmp_path):
@@ -59,16 +58,26 @@ def test_malformed_files(name, text, message, tmp_path):
         evaluation_texts(tmp_path)
 
 
-def test_passages_are_held_out_by_their_text_alone():
-    lines = [f"passage {number}" for number in range(50)]
-    mask = held_out_passages(lines, 10)
-    assert mask.sum() == 10
-    shuffled = [f" {lines[row]}\n" for row in np.random.default_rng(0).permutation(50)]
-    again = held_out_passages(["", *shuffled, shuffled[0]], 10)
-    chosen = {line.strip() for line, held in zip(["", *shuffled, shuffled[0]], again, strict=True) if held}
-    assert chosen == {line for line, held in zip(lines, mask, strict=True) if held}
-    assert again[-1] == again[1]
-    assert held_out_passages(lines, 99).all()
+def test_documents_are_among_what_a_training_on_the_same_file_holds_out(data_dir, tmp_path):
+    lines = (data_dir / "passages.txt").read_text().splitlines()
+    mask = held_out_passages(lines, 30)
+    drawn = {line for line, out in zip(lines, mask, strict=True) if out}
+    assert len(drawn) == 30
+    shuffled = ["", *(f" {lines[row]}\n" for row in np.random.default_rng(0).permutation(len(lines)))]
+    assert {line.strip() for line, out in zip(shuffled, held_out_passages(shuffled, 30), strict=True) if out} == drawn
+    distinct = tuple(dict.fromkeys(lines))
+    _, holdout = split_holdout(Examples(tuple((line,) for line in distinct), np.zeros(len(distinct))))
+    most = {line for line, out in zip(lines, held_out_passages(lines, 10**6), strict=True) if out}
+    assert most < {text for (text,) in holdout.texts}
+    assert drawn < most
+    (tmp_path / "passages.txt").write_text("\n".join(lines))
+    found = read_passages(tmp_path / "passages.txt", 10**6, [max(most)])
+    assert (len(found.texts), found.left_out) == (len(most) - 1, 1)
+    (tmp_path / "passages.txt").write_text("\n".join(lines[:1900]))
+    with pytest.raises(
+        DataError, match=r"--documents .*txt: got \d\d documents, drawn from 1900 texts, expected 100 at"
+    ):
+        read_passages(tmp_path / "passages.txt", 10**6, [])
 
 
 @pytest.mark.slow

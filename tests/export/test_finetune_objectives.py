@@ -52,23 +52,23 @@ def test_thirty_steps_learn_a_separable_task(train, holdout):
     assert not model.training
 
 
-@pytest.mark.parametrize("stop", [7, 20])  # within an epoch, and at its end
-def test_an_interrupted_run_ends_with_the_same_bits(stop, train, holdout, tmp_path):
-    whole = make_classifier()
-    expected = tune(whole, train, holdout)
+@pytest.mark.parametrize(("stop", "average"), [(7, None), (20, None), (14, 0.9)])  # within an epoch, and at its end
+def test_an_interrupted_run_ends_with_the_same_bits(stop, average, train, holdout, tmp_path):
+    whole, recipe = make_classifier(), replace(RECIPE, average=average)
+    expected = tune(whole, train, holdout, recipe)
 
     state = tmp_path / "state"
     with pytest.raises(KeyboardInterrupt):
-        tune(make_classifier(), train, holdout, state=state, save_every=3, observer=Seen(stop))
+        tune(make_classifier(), train, holdout, recipe, state=state, save_every=3, observer=Seen(stop))
     resumed = make_classifier()
     seen = Seen()
-    tuned = tune(resumed, train, holdout, state=state, save_every=3, observer=seen)
+    tuned = tune(resumed, train, holdout, recipe, state=state, save_every=3, observer=seen)
     assert stop - 4 < seen.steps[0].number <= stop  # not from the beginning
     assert seen.steps[-1].number == 30
     assert same(resumed, whole)
     assert (tuned.scores, tuned.losses) == (expected.scores, expected.losses)
     # A finished run is not trained again.
-    assert tune(make_classifier(), train, holdout, state=state).scores == expected.scores
+    assert tune(make_classifier(), train, holdout, recipe, state=state).scores == expected.scores
 
 
 def test_a_state_of_another_run_is_rejected(train, holdout, tmp_path):
@@ -95,15 +95,17 @@ def test_a_loss_that_is_not_finite_stops_the_run(train, holdout):
         tune(model, train, holdout)
 
 
-def test_the_best_epoch_is_kept(train):
+@pytest.mark.parametrize(("average", "kept"), [(None, 2), (0.5, 4)])
+def test_the_best_epoch_or_the_last_average_is_kept(average, kept, train):
     model, found, scores = make_classifier(), [], iter([0.1, 0.7, 0.7, 0.3])
 
     def evaluate():
         found.append(copy.deepcopy(model))
         return next(scores)
 
-    assert fine_tune(model, train, replace(RECIPE, epochs=4), evaluate=evaluate).best_epoch == 2
-    assert [same(model, one) for one in found] == [False, True, False, False]
+    recipe = replace(RECIPE, epochs=4, average=average)
+    assert fine_tune(model, train, recipe, evaluate=evaluate).best_epoch == kept
+    assert [same(model, one) for one in found] == [epoch == kept for epoch in range(1, 5)]
 
 
 def test_learning_rate_rises_and_falls_in_lines():

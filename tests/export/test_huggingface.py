@@ -6,7 +6,7 @@ import safetensors.torch
 import torch
 
 from export.errors import CheckpointError
-from export.models.attention import buckets
+from export.models.attention import bucket_table, buckets
 from export.models.huggingface import CLASSIFIERS, CONFIG, FORMATS, INDEX, POOLERS, WEIGHTS, load_pretrained
 from export.models.transformer import Transformer
 from tests.support.marks import with_transformers
@@ -168,7 +168,7 @@ def test_buckets_of_distances_are_those_of_mpnet():
 
     position = torch.arange(300)
     want = MPNetEncoder.relative_position_bucket(position[None, :] - position[:, None])
-    assert torch.equal(buckets(300, 32, position.device), want)
+    assert torch.equal(buckets(300, bucket_table(32)), want)
 
 
 def test_several_files(bert):

@@ -27,7 +27,7 @@ from export.finetune.models import open_model
 from export.importing.directory import read_directory
 from export.importing.image_processor import sample_images
 from tests.support.imported_directories import with_tokenizer, write_embedder
-from tests.support.marks import with_transformers
+from tests.support.marks import with_sentence_transformers, with_transformers
 from tests.support.sample_requests import column
 from tests.support.server_processes import served
 from tests.support.stock_client import served_bundles
@@ -66,35 +66,40 @@ def texts(tmp_path_factory):
     return root
 
 
-@pytest.fixture(scope="session")
-def saved(tmp_path_factory):
-    """Return a function that saves a random model of :data:`MODELS` once, with its tokenizer or image processor."""
+def write_random(directory, kind, fields):
+    """Save a random model of a class of transformers, with its tokenizer or image processor."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
+    torch.manual_seed(0)
+    model_class = getattr(transformers, kind)
+    model = model_class(model_class.config_class(**fields))
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases and normalisations are not random otherwise
+            parameter += torch.randn_like(parameter) * (0.3 if parameter.dim() > 1 else 0.1)
+    model.save_pretrained(directory)
+    if "image_size" in fields:
+        size = {"height": 16, "width": 16}
+        transformers.ViTImageProcessorPil(size=size, image_mean=[0.4, 0.5, 0.6]).save_pretrained(directory)
+        return
+    # RoBERTa and MPNet count positions by the padding's number, 1.
+    first = ("[UNK]", "[PAD]") if "Roberta" in kind or "MPNet" in kind else ("[PAD]", "[UNK]")
+    tokenizer = make_tokenizer((*first, "[CLS]", "[SEP]"))
+    special = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    reads = ["input_ids", "attention_mask", *(["token_type_ids"] if kind.startswith("Bert") else [])]
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=reads, **special)
+    fast.save_pretrained(directory)
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory):
+    """Return a function that saves a random model of :data:`MODELS` once, with its tokenizer or image processor."""
     root = tmp_path_factory.mktemp("saved")
 
     @cache
     def save(name):
         kind, fields, _ = MODELS[name]
-        torch.manual_seed(0)
-        model_class = getattr(transformers, kind)
-        model = model_class(model_class.config_class(**fields))
-        with torch.no_grad():
-            for parameter in model.parameters():  # biases and normalisations are not random otherwise
-                parameter += torch.randn_like(parameter) * (0.3 if parameter.dim() > 1 else 0.1)
-        model.save_pretrained(root / name)
-        if name == "pictures":
-            size = {"height": 16, "width": 16}
-            transformers.ViTImageProcessorPil(size=size, image_mean=[0.4, 0.5, 0.6]).save_pretrained(root / name)
-        else:
-            # RoBERTa and MPNet count positions by the padding's number, 1.
-            first = ("[UNK]", "[PAD]") if "Roberta" in kind or "MPNet" in kind else ("[PAD]", "[UNK]")
-            tokenizer = make_tokenizer((*first, "[CLS]", "[SEP]"))
-            special = {"unk_token": "[UNK]", "pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-            reads = ["input_ids", "attention_mask", *(["token_type_ids"] if kind.startswith("Bert") else [])]
-            fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=reads, **special)
-            fast.save_pretrained(root / name)
+        write_random(root / name, kind, fields)
         return root / name
 
     return save
@@ -221,6 +226,43 @@ def test_a_stock_client_gets_what_transformers_computes(imported, saved, bundles
         means = (states * mask).sum(dim=1) / mask.sum(dim=1)
         want = torch.tanh(means @ dense["linear.weight"].T + dense["linear.bias"])
         np.testing.assert_allclose(found, want, atol=1e-4)
+
+
+def test_a_pretrained_encoder_becomes_the_mean_of_its_last_states(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    write_random(tmp_path / "encoder", "BertForMaskedLM", TEXT)
+    shown = json.loads(invoke(import_, tmp_path / "encoder", "--out", tmp_path / "run", "--json"))
+    assert (shown["task"], shown["width"]) == ("sentence-embedding", 32)
+    read = tokens_of(tmp_path / "encoder", {"text": SENTENCES})
+    inputs, attended = read["input_ids"], read["attention_mask"]
+    encoder = transformers.BertModel.from_pretrained(tmp_path / "encoder").eval()
+    with torch.no_grad():
+        states = encoder(input_ids=inputs, attention_mask=attended).last_hidden_state * attended[:, :, None]
+        found = open_model(tmp_path / "run").head(inputs, attended)
+    torch.testing.assert_close(found, states.sum(dim=1) / attended.sum(dim=1, keepdim=True), atol=1e-5, rtol=1e-4)
+
+
+@with_sentence_transformers
+def test_a_stock_client_gets_the_cosines_of_sentence_transformers(tmp_path):
+    from sentence_transformers import SentenceTransformer
+
+    models = {}
+    for name, kind in (("bert", "BertModel"), ("mpnet", "MPNetModel")):
+        write_random(tmp_path / f"{name}-transformer", kind, TEXT)
+        # A directory without modules.json gets a mean.
+        models[name] = SentenceTransformer(str(tmp_path / f"{name}-transformer"), device="cpu")
+        models[name].save_pretrained(str(tmp_path / name))
+        options = ("--max-length", 12, "--json")  # less than its texts have
+        shown = json.loads(invoke(import_, tmp_path / name, "--out", tmp_path / "runs" / name, *options))
+        assert shown["parity"]["library"].startswith("sentence-transformers ")
+        assert shown["parity"]["largest_difference"] < 1e-5
+        invoke(export, tmp_path / "runs" / name, "--repository", tmp_path, "--name", name, "--artifacts", "onnxruntime")
+    with served_bundles([tmp_path / f"{name}-1" for name in models], tmp_path / "cache") as ask:
+        for name, model in models.items():
+            ours = ask(name, {"text": column(*SENTENCES)})["embedding"]
+            ours = ours / np.linalg.norm(ours, axis=1, keepdims=True)
+            theirs = model.similarity(*2 * [model.encode(SENTENCES)])
+            np.testing.assert_allclose(ours @ ours.T, theirs, atol=1e-5, rtol=0)
 
 
 def test_the_agreement_of_int8_files_is_in_the_manifest(imported, bundles, texts, tmp_path):

@@ -1,27 +1,38 @@
 """Runs that were made of an imported model and are distilled from it, on texts without labels."""
 
 import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import tritonclient.http as triton
+from click.testing import CliRunner
 
 from edge.bundles.bundle import Bundle
+from edge.cli.info import info
+from edge.client import Client
 from edge.errors import UsageError
+from edge.launch import running_server
 from export.cli.export import export
 from export.cli.finetune import finetune
 from export.data.examples import Examples, split_holdout
 from export.data.tokens import encode, load_tokenizer
 from export.errors import DataError
 from export.finetune.imported import ImportedTask, answers
-from export.finetune.models import open_model
+from export.finetune.models import open_model, space_of
 from export.finetune.objectives import TaskObjective
 from export.finetune.recipe import Recipe
+from export.finetune.run import task_of
 from export.importing.run import import_run
 from export.models.heads import NO_LABEL, TokenClassifier
 from export.training.runs import read_config
-from tests.support.imported_directories import with_tokenizer, write_classifier, write_embedder
-from tests.support.task_data import invoke, make_sentiment, make_transformer
+from tests.support.imported_directories import change, with_tokenizer, write_classifier, write_embedder
+from tests.support.task_data import invoke, make_sentiment, make_transformer, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -49,26 +60,110 @@ def held_out(run, data):
     return encode(load_tokenizer(run), holdout, found.architecture.max_length)
 
 
-def test_an_embedder_learns_the_answers_of_an_imported_one(place, tmp_path):
-    data = place / "texts.txt"
-    options = ("--data", data, "--epochs", 4, "--lr", 1e-2, "--seeds", 2, "--name", "taught", "--out", tmp_path)
-    shown = invoke(
-        finetune, "--model", place / "student", "--teacher", place / "embedder", *options, "--imitation", 0.9, "--json"
-    )
+@pytest.fixture(scope="module")
+def taught(place):
+    """Two runs that learnt the answers of the embedder, and what their training printed."""
+    options = ("--data", place / "texts.txt", "--epochs", 4, "--lr", 1e-2, "--seeds", 2, "--name", "taught")
+    models = ("--model", place / "student", "--teacher", place / "embedder", "--imitation", 0.9)
+    shown = invoke(finetune, *models, *options, "--out", place, "--json")
+    return [place / f"taught-seed{seed}" for seed in (0, 1)], json.loads(shown)
+
+
+def test_an_embedder_learns_the_answers_of_an_imported_one(place, taught):
+    data, (runs, shown) = place / "texts.txt", taught
     rows = held_out(place / "embedder", data)
 
     def cosine(run):
         ours, theirs = (answers(open_model(one).head, rows) for one in (run, place / "embedder"))
         return np.mean((ours * theirs).sum(1) / np.linalg.norm(ours, axis=1) / np.linalg.norm(theirs, axis=1))
 
-    taught = [tmp_path / f"taught-seed{seed}" for seed in (0, 1)]
-    (measure,) = json.loads(shown)["metrics"]["measures"]
+    (measure,) = shown["metrics"]["measures"]
     assert (measure["metric"], measure["split"], measure["n"]) == ("cosine", "holdout", len(rows.targets))
-    assert measure["value"] == pytest.approx(np.mean([cosine(run) for run in taught]), abs=1e-6)
+    assert measure["value"] == pytest.approx(np.mean([cosine(run) for run in runs]), abs=1e-6)
     assert measure["value"] > max(0.95, cosine(place / "student") + 0.1)
     # As long as the original reads, not the default for labelled data; and the data serve later commands.
-    assert read_config(taught[0]).arguments == read_config(place / "embedder").arguments
-    assert read_config(taught[0]).data_dir == str(data)
+    assert read_config(runs[0]).arguments == read_config(place / "embedder").arguments
+    assert read_config(runs[0]).data_dir == str(data)
+
+
+def without_space(run, copy):
+    """Return a copy of a run, as earlier versions wrote it."""
+    shutil.copytree(run, copy)
+    change(copy / "config.json", space=None)
+    return copy
+
+
+def test_runs_know_the_space_of_their_embeddings(place, taught, tmp_path):
+    original = read_config(place / "embedder").space
+    assert re.fullmatch("[0-9a-f]{16}", original)
+    assert (
+        [read_config(run).space for run in taught[0]]
+        == [original, original]
+        != [read_config(place / "student").space] * 2
+    )
+    older = without_space(place / "embedder", tmp_path / "older")
+    assert space_of(open_model(older)) == original
+    assert space_of(open_model(without_space(taught[0][0], tmp_path / "trained"))) is None  # nobody knows whose answers
+    assert task_of(open_model(older), older).space == original  # which a reduction and a distillation record
+    # What is trained on labels answers as nobody does.
+    write_rows(tmp_path / "labels.csv", ("text", "label"), make_sentiment(60))
+    tuning = ("--data", tmp_path / "labels.csv", "--epochs", 1, "--max-length", 16, "--no-report")
+    invoke(finetune, *tuning, "--model", place / "embedder", "--name", "labels", "--out", tmp_path)
+    assert read_config(tmp_path / "labels").space is read_config(place / "classifier").space is None
+
+
+@pytest.fixture(scope="module")
+def tiers(place, taught):
+    """A bundle of the embedder, as earlier versions wrote it, and of one that learnt its answers."""
+    runs = (without_space(place / "embedder", place / "older"), taught[0][0])
+    names = ("--name", "minilm", "--tier-name", "full", "--tier-name", "half")
+    names = (*names, "--artifacts", "onnxruntime", "--no-measure")
+    shown = invoke(export, *runs, *names, "--repository", place, "--json")
+    assert not json.loads(shown)[0]["without_space"]
+    return place / "minilm-1"
+
+
+def test_a_small_tier_embeds_queries_for_documents_of_the_full_one(tiers, place, taught):
+    space = read_config(place / "embedder").space
+    assert {tier.name: tier.space for tier in Bundle.open(tiers).manifest.tiers} == dict.fromkeys(
+        ("full", "full-int8", "half", "half-int8"), space
+    )
+    assert f"space {space}: the embeddings of full, full-int8, half, half-int8 can be compared" in invoke(info, tiers)
+    page = (Path(__file__).parents[2] / "edge" / "README.md").read_text()
+    (program,) = re.findall(r"^```python\n(import numpy.+?)^```$", page, re.MULTILINE | re.DOTALL)
+    documents, query = ("a cat sat on the mat", "the plot was awful and poor"), "is the cat on a mat"
+    for theirs, ours in zip(re.findall(r'"([A-Z][^"]+[.?])"', program), (*documents, query), strict=True):
+        program = program.replace(theirs, ours)
+    with running_server([tiers], target="onnxruntime", cache=place / "cache", arguments=["--http-port=0"]) as ready:
+        url = f"127.0.0.1:{ready.grpc_port}"
+        program = program.replace("127.0.0.1:8001", url)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        with Client(url) as client:
+            assert client.space("minilm") == space
+        with triton.InferenceServerClient(f"127.0.0.1:{ready.http_port}") as over_http:
+            parameters = over_http.get_model_config("minilm")["parameters"]
+    assert parameters["tiers"] == {"string_value": "full, full-int8, half, half-int8"}
+    assert parameters["space"] == {"string_value": space}
+    assert done.returncode == 0, done.stderr
+    texts = Examples(tuple((text,) for text in (*documents, query)), np.zeros(3, np.int64))
+    rows = encode(load_tokenizer(place / "embedder"), texts, 24)
+    full, half = (answers(open_model(run).head, rows) for run in (place / "embedder", taught[0][0]))
+    shown = [float(number) for number in re.findall(r"-?\d+\.\d+", done.stdout)]
+    np.testing.assert_allclose(shown, full[:2] @ half[2], rtol=1e-4)
+    assert abs(full[:2] @ full[2] - full[:2] @ half[2]).min() > 1e-3  # so it was the small one
+
+
+def test_tiers_share_their_space(place, taught, tmp_path):
+    names = ("--name", "both", "--tier-name", "one", "--tier-name", "other", "--repository", tmp_path, "--no-measure")
+    names = (*names, "--artifacts", "onnxruntime")
+    ours, theirs = (read_config(place / run).space for run in ("embedder", "student"))
+    message = f"student: got '{theirs}', expected {ours}, that of .*embedder, because a policy may .* bundle of its own"
+    with pytest.raises(UsageError, match=message):
+        invoke(export, place / "embedder", place / "student", *names)
+    unknown = without_space(taught[0][0], tmp_path / "unknown")
+    done = CliRunner().invoke(export, [*map(str, (place / "embedder", unknown, *names))], catch_exceptions=False)
+    assert "both-1: nothing says that the embeddings of other, other-int8 can be compared with those of" in done.stderr
+    assert [tier.space for tier in Bundle.open(tmp_path / "both-1").manifest.tiers] == [ours, ours, None, None]
 
 
 def test_a_token_classifier_learns_and_becomes_a_tier_beside_its_teacher(place, tmp_path):

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import onnx
 import pytest
+import scipy.stats
 import torch
 from msgspec.structs import replace
 from onnx import numpy_helper
@@ -20,17 +21,22 @@ from edge.errors import GoldenError, UsageError
 from export.bundle.tier_files import export_tier
 from export.cli.export import export
 from export.cli.finetune import finetune
+from export.cli.import_ import import_
 from export.cli.int8 import int8
+from export.data.examples import Examples
+from export.data.tokens import encode, load_tokenizer
+from export.finetune.imported import answers
 from export.finetune.models import open_model
 from export.finetune.predictions import read_predictions
 from export.generate.decoder import DecoderGraph, decoder_onnx
 from export.generate.joined_cache import join_caches
 from export.models.convert import golden_of, outputs_of
 from export.quantize.calibration import calibration_feeds, feeds_of, plain_onnx
-from export.quantize.int8 import quantized
+from export.quantize.int8 import dynamic_int8, quantized
 from export.quantize.precision import half
 from export.quantize.ranges import LARGEST, LEVELS, Scheme, input_ranges, projections
 from export.quantize.training import RoundedLinear, round_products, trained_ranges
+from tests.support.imported_directories import with_tokenizer, write_embedder
 from tests.support.language_models import bpe, tiny_llama, tiny_of
 from tests.support.task_data import encoded, invoke, make_classifier, make_sentiment
 
@@ -98,9 +104,24 @@ def test_smoothing_moves_sizes_into_the_weights_without_rounding(model):
         assert (np.abs(difference) <= 0.51 * after[f"{name}.weight.scale"]).all()
 
 
+def test_a_product_whose_input_one_unit_dominates_stays_in_fp32_on_onnx_runtime(model):
+    head, _, rows, inputs = model
+    head, feeds = copy.deepcopy(head), calibration_feeds(rows, 16)
+    with torch.no_grad():  # no output shows the unit, but it takes the levels of all others
+        head.transformer.layers[1].feed_forward.up.bias[0] = 1000.0
+        head.transformer.layers[1].feed_forward.down.weight[:, 0] = 0.0
+    plain = plain_onnx(head, rows)
+    want = outputs_of(plain, inputs, "plain")["logits"]
+    measured, blind = dynamic_int8(plain, feeds), dynamic_int8(plain)
+    kept = {node.name for node in onnx.load_from_string(measured).graph.node} & products(plain).keys()
+    assert kept == {"transformer.layers.1.feed_forward.down"}
+    errors = [np.abs(outputs_of(file, inputs, "file")["logits"] - want).max() for file in (measured, blind)]
+    assert errors[0] < errors[1] / 3
+
+
 def test_training_records_ranges_and_the_file_computes_what_was_trained(place, tmp_path):
     start = place / "SST-2"
-    options = ("--data-dir", place, "--max-length", 32, "--epochs", 1, "--lr", 1e-3, "--batch", 32, "--int8")
+    options = ("--data-dir", place, "--max-length", 32, "--epochs", 1, "--lr", 1e-3, "--batch", 32, "--int8", "--final")
     invoke(finetune, "SST-2", "--model", start, *options, "--out", tmp_path, "--name", "rounded")
     found, before = open_model(tmp_path / "rounded"), open_model(start)
     assert found.architecture == before.architecture
@@ -212,6 +233,28 @@ def test_ways_are_compared_on_a_split(place):
         invoke(int8, run, "--data-dir", place, "--method", "dynamic", "--split", "test")
     with pytest.raises(UsageError, match=r"--trained .*SST-2: got a run in FP32, expected one for INT8"):
         invoke(int8, run, *options, "--method", "dynamic", "--trained", run)
+
+
+def test_a_model_that_embeds_sentences_is_scored_by_its_cosines(tmp_path):
+    texts = [text for text, _ in make_sentiment(120)]
+    scores = np.linspace(0, 5, 60).round(1)
+    (tmp_path / "glue" / "STS-B").mkdir(parents=True)
+    for split in ("train", "dev"):
+        lines = [f"{one}\t{other}\t{score}" for one, other, score in zip(texts[::2], texts[1::2], scores, strict=True)]
+        (tmp_path / "glue" / "STS-B" / f"{split}.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *lines]))
+    with_tokenizer(write_embedder(tmp_path / "directory"))
+    invoke(import_, tmp_path / "directory", "--out", tmp_path / "run")
+    methods = ("dynamic", "smoothed, largest, down and output_proj in FP16")
+    options = ("--data-dir", tmp_path, "--split", "dev", *(part for one in methods for part in ("--method", one)))
+    found = json.loads(invoke(int8, tmp_path / "run", *options, "--json"))
+    assert (found["task"], found["metric"], found["split"], found["n"]) == ("STS-B", "spearman", "dev", 60)
+    rows = encode(load_tokenizer(tmp_path / "run"), Examples(tuple((text,) for text in texts), np.zeros(120)), 64)
+    embeddings = torch.from_numpy(answers(open_model(tmp_path / "run").head, rows))
+    cosines = torch.cosine_similarity(embeddings[::2], embeddings[1::2]).numpy()
+    assert found["fp32"] == pytest.approx(scipy.stats.spearmanr(cosines, scores).statistic, abs=1e-3)
+    dynamic, exported = found["scored"]
+    assert (dynamic["int8_share"], exported["int8_share"]) == (1, pytest.approx(5 / 8))  # up, and three of four
+    assert all(0 < one["logits_error"] < 0.2 for one in found["scored"])
 
 
 def test_large_activations_and_late_positions_keep_their_logits_in_fp16() -> None:

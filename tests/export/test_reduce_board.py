@@ -116,8 +116,7 @@ def test_int8_counts_the_products_that_stay_in_fp16(classifier):
 
 
 def test_devices_say_what_their_times_are(classifier, counted, state):
-    grid = Grid(((4, 16), (0, 0)), (128, 0))
-    (orin,) = devices_of([ORIN], classifier, grid, POINTS, state)
+    (orin,) = devices_of([ORIN], classifier, POINTS, state)
     assert orin.label.startswith("prediction")
     assert (orin.key["device"], orin.key["power_mode"], orin.key["precision"]) == (
         "Jetson Orin Nano Super",

@@ -4,6 +4,7 @@ import shlex
 import shutil
 
 import msgspec
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -16,8 +17,11 @@ from export.cli.export import export
 from export.cli.finetune import finetune
 from export.cli.plan import plan
 from export.cli.reduce import reduce
+from export.data.tokens import Encoded
 from export.errors import DataError, PlanError, ReductionError
 from export.finetune.models import open_model, open_tuned
+from export.models.transformer import LayerShape
+from export.reduce.run import open_source
 from export.reduce.target import LATENCIES
 from export.training.runs import CONFIG
 from tests.support.task_data import invoke
@@ -37,7 +41,7 @@ def first(place):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(output, "LINE_SECONDS", 0.05)
         patch.delenv("FEWHEADS_DATA", raising=False)
-        command = ("--target-speedup", "1.05", "--out", str(place / "reduced"), "--json")
+        command = ("--target-speedup", "1.05", "--out", str(place / "reduced"), "--final", "--json")
         return CliRunner().invoke(reduce, [str(place / "SST-2"), *OPTIONS, *command], catch_exceptions=False)
 
 
@@ -50,6 +54,7 @@ def test_a_run_becomes_a_smaller_run_that_can_be_fine_tuned(place, first):
     assert point["measured"]["calls"] > 1
     assert result["measured_speedup"] == pytest.approx(point["measured"]["ratio"])
     assert result["planned"]["device"] == "this"
+    assert result["losses_on"] == "holdout"
     small = open_tuned(place / "reduced", "SST-2").transformer.config
     units = [layer["plan"]["shape"]["ffn_dim"] for layer in result["layers"]]
     assert units == [shape.ffn_dim for shape in small.layers]
@@ -170,6 +175,34 @@ def test_a_reduction_for_a_board_records_its_prediction(place):
     assert PREDICTION in config.provenance.trainer
 
 
+def test_whole_layers_are_planned_without_data(place, tmp_path):
+    run = shutil.copytree(place / "SST-2", tmp_path / "SST-2")
+    config = json.loads((run / CONFIG).read_text())
+    (run / CONFIG).write_text(json.dumps(config | {"data_dir": str(tmp_path / "gone")}))
+    options = ("--strategy", "spread", "--for", "orin-nano-super:15W", "--tokens", 16, "--target-speedup", 1.2)
+    (planned,) = json.loads(invoke(plan, run, *options, "--json"))["plans"]
+    dense = open_model(run).transformer.config.layers[0]
+    assert planned["layers"][0] is None
+    assert msgspec.convert(planned["layers"][1], LayerShape) == dense
+    assert planned["loss"] is None
+    assert "plan" in invoke(plan, run, *options)
+    assert not list((tmp_path / ".SST-2.reduction").glob("losses-*"))
+    with pytest.raises(PlanError, match=r"target speed-up on Jetson .*: got 99x, expected at most .* 1 layer left out"):
+        invoke(plan, run, *options[:-1], 99)
+    out = (place / "SST-2", *options, "--calibration", 200, "--out", tmp_path / "whole", "--json")
+    reduced = json.loads(invoke(reduce, *out))
+    assert (reduced["planned"]["kept"], reduced["losses_on"]) == ([1], None)
+
+
+def test_losses_come_from_the_hold_out_if_it_is_large_enough(place, sst2):
+    """Of rows that a model has learnt, its answers hardly change, whatever goes."""
+    opened = open_source(place / "SST-2", sst2, place / "new", 200)
+    assert opened.loss_rows is opened.data.holdout
+    few = Encoded(*(part[:4] for part in (opened.data.holdout.tokens, opened.data.holdout.segments)), np.arange(4))
+    small = opened._replace(data=msgspec.structs.replace(opened.data, holdout=few))
+    assert small.loss_rows is opened.data.train
+
+
 def test_a_run_with_fewer_layers_is_trained_and_exported_under_what_it_was_planned_for(tables, sst2):
     """By this table only whole layers take time, so that one of two goes."""
     table = LayerLatencies.read(tables / "cpu.json")
@@ -200,7 +233,7 @@ def test_devices_and_targets_that_cannot_be_are_rejected(place, first, tmp_path)
     for wrong in ("nan", "1", "2,fast", ""):
         with pytest.raises(UsageError, match=f"--target-speedup: got '{wrong}', expected factors above 1"):
             invoke(reduce, *run, "--target-speedup", wrong)
-    with pytest.raises(UsageError, match="--target-speedup: got 1.5,2, expected one"):
+    with pytest.raises(UsageError, match=r"--target-speedup: got 1\.5,2, expected one"):
         invoke(plan, place / "SST-2", "--target-speedup", "2,1.5")
     kept, state = place / ".SST-2.reduction", tmp_path / ".SST-2.reduction"
     shutil.copytree(kept, state, ignore=shutil.ignore_patterns("losses-*"))

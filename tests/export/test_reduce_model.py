@@ -9,8 +9,10 @@ from export.errors import CheckpointError, PlanError, ReductionError
 from export.models.heads import SequenceClassifier
 from export.models.transformer import LayerShape, Transformer
 from export.reduce.grid import Grid
+from export.reduce.losses import measure_losses
 from export.reduce.plan import plan_of
 from export.reduce.reduce import apply_plan, reduce_model
+from export.reduce.search import choose_shapes
 from export.reduce.target import Strategy
 from tests.support.reduction_data import config, inputs, mac_times, model
 from tests.support.task_data import same
@@ -177,16 +179,13 @@ def error_of(found):
     return float((outputs - wanted).square().mean() / wanted.var())
 
 
-@pytest.mark.parametrize("strategy", get_args(Strategy)[1:])
+@pytest.mark.parametrize("strategy", get_args(Strategy)[2:])
 def test_controls_reach_the_speed_of_the_search(result, strategy):
     control = reduced(model(layers=3), strategy=strategy)
     shapes = control.model.transformer.config.layers
     assert speedup(control.plan) == pytest.approx(TARGET, rel=0.25)
     assert control.plan.shapes == shapes
-    if strategy == "uniform":
-        assert len(set(shapes)) == 1
-        assert speedup(control.plan) >= TARGET
-    elif strategy == "first-layers":
+    if strategy == "first-layers":
         assert shapes == (LayerShape(4, 8, 48),) * 2
         assert same(control.model.transformer.layers[1], model(layers=3).transformer.layers[1])
     else:
@@ -194,18 +193,21 @@ def test_controls_reach_the_speed_of_the_search(result, strategy):
         assert error_of(control.model) > error_of(result.model)
 
 
-def test_a_speed_that_one_shape_for_all_layers_does_not_reach_is_rejected():
+def test_whole_layers_are_planned_without_losses_and_reduced(tmp_path):
+    stages = set()
+    found = reduced(model(layers=3), strategy="spread", state=tmp_path, on_progress=lambda stage, *_: stages.add(stage))
+    assert (found.plan.kept, found.plan.shapes) == ((2,), (LayerShape(4, 8, 48),))
+    assert (stages, {path.name.partition("-")[0] for path in tmp_path.iterdir()}) == ({"layers"}, {"layers"})
+
+
+def test_losses_are_measured_on_other_inputs_than_the_weights(result):
+    other = inputs(seed=5)  # by which another plan is the best
+    found = reduced(model(layers=3), loss_rows=other)
     settings = config(layers=3)
     times = mac_times(settings, GRID, 10)
-    with pytest.raises(PlanError, match=r"target speed-up: got 90x, expected what one shape for all layers reaches"):
-        reduce_model(model(layers=3), inputs(), 90, times=times, strategy="uniform")
-
-
-def test_one_shape_fits_into_every_layer_of_a_reduced_model():
-    shapes = [LayerShape(4, 4, 48), LayerShape(4, 8, 48)]
-    mixed = apply_plan(model(layers=2), inputs(), plan_of(config(layers=2), shapes)).model
-    with pytest.raises(PlanError, match=r"Ask for less, or let the search choose the shapes"):
-        reduced(mixed, strategy="uniform")
+    wanted = choose_shapes(settings.layers, measure_losses(model(layers=3), other, GRID), times, TARGET)
+    assert found.plan.shapes == tuple(wanted) != result.plan.shapes
+    assert same(found.model, apply_plan(model(layers=3), inputs(), plan_of(settings, wanted)).model)
 
 
 def test_a_model_of_one_layer_has_no_first_layers():

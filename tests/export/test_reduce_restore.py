@@ -140,6 +140,7 @@ def test_one_command_makes_a_family_that_is_near_the_original(place, monkeypatch
     config = read_config(place / "family" / "2x")
     assert "restored on" in config.provenance.trainer
     assert config.provenance.seed == 0
+    assert config.space == read_config(place / "run").space is not None
     assert not list(place.glob(".family*"))  # the state goes when all is written
     assert (place / "family" / "2x" / "log.jsonl").exists()
     assert open_model(place / "family" / "2x").transformer.config.layers == tuple(
@@ -194,3 +195,9 @@ def test_texts_that_cannot_restore_are_refused(place, lines, message):
 def test_images_are_not_restored(place):
     with pytest.raises(UsageError, match="--distil: got a model for digits"):
         read(place, PLAIN, task=DIGITS)
+
+
+@pytest.mark.parametrize("option", [("--passes", "2"), ("--lr", "1e-3"), ("--leave-out-evaluated",)])
+def test_options_of_a_restoration_need_texts(place, option):
+    with pytest.raises(UsageError, match=f"{option[0]}: expected --distil with texts beside it"):
+        invoke(reduce, place / "run", *BOARD, *option, "--data", place / "texts.txt.xz", "--out", place / "none")

@@ -123,7 +123,7 @@ def test_the_regression_finds_the_signal_and_needs_both_classes():
 def lean(place):
     """A run of the smaller model that saw little."""
     options = ("--data-dir", place, "--max-length", 32, "--epochs", 2, "--lr", 1e-3, "--limit", 32, "--name", "Half")
-    invoke(finetune, "SST-2", "--model", place / "small", "--out", place, *options)
+    invoke(finetune, "SST-2", "--model", place / "small", "--out", place, *options, "--final")
     return place / "Half"
 
 

@@ -106,7 +106,7 @@ def place(tmp_path_factory):
     """A directory with images, and a run on them from random weights."""
     root = tmp_path_factory.mktemp("images")
     write_mnist(root, 300)
-    invoke(finetune, "mnist", *SHAPE, "--data-dir", root, "--out", root, "--epochs", 8, *OPTIONS)
+    invoke(finetune, "mnist", *SHAPE, "--data-dir", root, "--out", root, "--epochs", 8, *OPTIONS, "--final")
     return root
 
 

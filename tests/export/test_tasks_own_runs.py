@@ -54,7 +54,7 @@ def tuned(place):
         place / "dev.csv", [*make_sentiment(60, 1), ("good nice <script>alert(1)</script> & good", 0), items[0]]
     )
     data = ("--data", place / "reviews.csv", "--dev", place / "dev.csv", "--label", "stars")
-    invoke(finetune, *data, "--model", place / "model", "--out", place, *TUNING)
+    invoke(finetune, *data, "--model", place / "model", "--out", place, *TUNING, "--final")
     return place
 
 
@@ -96,7 +96,7 @@ def test_a_run_on_own_data_has_a_report_with_escaped_texts_and_duplicates(tuned)
 def taught(tuned):
     """The directory of that run with a smaller one, ``taught``, that had it as its teacher."""
     printed = invoke(reduce, tuned / "reviews", *CALIBRATION, "--out", tuned / "lean")
-    invoke(finetune, *next_command(printed), "--epochs", 1, "--name", "taught", *TUNING, "--no-report")
+    invoke(finetune, *next_command(printed), "--epochs", 1, "--name", "taught", *TUNING, "--no-report", "--final")
     return tuned
 
 
@@ -149,7 +149,7 @@ def test_values_and_pairs(tuned, tmp_path):
         rows.append({"text_a": " ".join(sorted(one)), "text_b": " ".join(sorted(other)), "score": len(one & other) / 2})
     (tmp_path / "shared.jsonl").write_text("\n".join(map(json.dumps, rows)))
     # Six epochs, because the scores of fewer hardly differ, and an export in INT8 needs some that do.
-    options = (*TUNING, "--epochs", 6, "--max-length", 128, "--out", tmp_path)
+    options = (*TUNING, "--epochs", 6, "--max-length", 128, "--out", tmp_path, "--final")
     invoke(finetune, "--data", tmp_path / "shared.jsonl", "--model", tuned / "model", *options)
     run = tmp_path / "shared"
     invoke(report, run, "--out", tmp_path / "page.html")
@@ -181,7 +181,7 @@ def test_images_in_folders(tuned, tmp_path):
         image.fromarray(pixels).save(folder / f"{number}.png")
     (tmp_path / "digits" / "class 1" / "x.webp").touch()
     command = ("--data", tmp_path / "digits", "--dim", 32, "--depth", 1, "--epochs", 12, "--lr", 5e-3)
-    tuning = CliRunner().invoke(finetune, [*map(str, command), "--name", "run", "--out", str(tmp_path)])
+    tuning = CliRunner().invoke(finetune, [*map(str, command), "--name", "run", "--out", str(tmp_path), "--final"])
     assert "digits/: images that are neither JPEG nor PNG are left out: 1" in tuning.stderr
     run = tmp_path / "run"
     config = read_config(run)

@@ -13,11 +13,12 @@ from edge.errors import UsageError
 from export.cli.compare import compare
 from export.cli.finetune import finetune
 from export.cli.frontier import frontier
+from export.data.examples import split_holdout
 from export.data.tokens import load_tokenizer
 from export.errors import CheckpointError, DataError
 from export.finetune.models import open_model, open_tuned
 from export.finetune.predictions import predict, read_predictions
-from export.finetune.run import prepare
+from export.finetune.run import prepare, task_of
 from export.finetune.text_tasks import TASKS
 from export.training.provenance import Processor, described, features_of
 from export.training.runs import CONFIG, read_config
@@ -34,7 +35,7 @@ def tune(*arguments):
 
 @pytest.fixture
 def common(place):
-    return ("--data-dir", place, *OPTIONS, "--json")
+    return ("--data-dir", place, *OPTIONS, "--final", "--json")
 
 
 def test_the_run_records_and_rebuilds_the_model(place, sst2):
@@ -55,7 +56,7 @@ def test_the_run_records_and_rebuilds_the_model(place, sst2):
     assert metrics["losses"][0] > metrics["losses"][-1]
     measures = {(m["split"], m["metric"]): m for m in metrics["measures"]}
     assert measures["dev", "accuracy"]["value"] == (kept.answers == kept.targets).mean() > 0.9
-    assert measures["holdout", "accuracy"]["n"] == 36
+    assert measures["holdout", "accuracy"]["n"] == 37
 
 
 def test_an_interrupted_replacement_leaves_the_old_run_and_resumes(place, tmp_path):
@@ -78,7 +79,7 @@ def test_an_interrupted_replacement_leaves_the_old_run_and_resumes(place, tmp_pa
 
 def test_a_run_continues_with_its_own_head(place, tmp_path):
     start = place / "SST-2"
-    options = ("--data-dir", place, "--max-length", 32, "--epochs", 1, "--lr", 1e-9)
+    options = ("--data-dir", place, "--max-length", 32, "--epochs", 1, "--lr", 1e-9, "--final")
     table = tune("SST-2", "--model", start, "--out", tmp_path, *options).stdout
     assert "holdout" in table
     assert "95 % interval" in table
@@ -95,6 +96,21 @@ def test_a_teacher_is_imitated_and_must_be_of_the_same_task(place, common, tmp_p
     for wrong in (place / "model", teacher):
         with pytest.raises(UsageError, match="'fewheads finetune' on RTE"):
             open_tuned(wrong, "RTE")
+
+
+def test_a_training_keeps_the_holdout_of_the_run_that_it_starts_from_and_refuses_two(place, common, tmp_path):
+    old = shutil.copytree(place / "SST-2", tmp_path / "old")
+    (old / CONFIG).write_text((old / CONFIG).read_text().replace('"split": 2', '"split": 1'))
+    train = TASKS["SST-2"].read(place, "train")
+    kept = task_of(open_model(old), old).examples(place).holdout.texts
+    assert kept == split_holdout(train)[1].texts != TASKS["SST-2"].examples(place).holdout.texts
+    model, options = ("SST-2", "--model", old), ("--out", tmp_path, "--epochs", 1, *common)
+    tune(*model, *options)
+    assert (read_config(tmp_path / "SST-2").split, read_config(place / "SST-2").split) == (1, 2)
+    assert len(read_predictions(tmp_path / "SST-2", "holdout").targets) == len(kept)
+    message = r"hold-outs of the runs: got --model with version 1 and --teacher with version 2, expected one"
+    with pytest.raises(UsageError, match=message):
+        tune(*model, "--teacher", place / "SST-2", "--replace", *options)
 
 
 def test_unknown_tasks_absent_data_and_broken_runs_are_rejected(place, tmp_path):
@@ -174,7 +190,7 @@ def test_weights_of_a_distillation_need_a_teacher_and_change_the_run(place, comm
         logits.append(read_predictions(tmp_path / "SST-2", "dev").logits)
     assert not np.array_equal(*logits)
     trainer = read_config(tmp_path / "SST-2").provenance.trainer
-    assert "Distillation(imitation=0.9, temperature=3.0, hidden=0.0)" in trainer
+    assert "Distillation(imitation=0.9, temperature=3.0, hidden=0.0, " in trainer
 
 
 def test_a_run_of_an_earlier_version_has_no_precision(sst2, tmp_path):

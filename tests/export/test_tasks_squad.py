@@ -163,7 +163,8 @@ def place(tmp_path_factory):
     root = tmp_path_factory.mktemp("questions")
     write_squad(root / "squad" / "xquad.en.json", make_articles(60))
     write_model(root / "model", make_transformer())
-    invoke(finetune, "squad", "--model", root / "model", "--data-dir", root, "--out", root, "--epochs", 5, *OPTIONS)
+    data = ("--data-dir", root, "--out", root, "--final")
+    invoke(finetune, "squad", "--model", root / "model", *data, "--epochs", 5, *OPTIONS)
     return root
 
 
@@ -226,7 +227,7 @@ def test_a_teacher_is_imitated(place, tmp_path):
     run = place / "SQuAD"
     options = ("--data-dir", place, "--out", tmp_path, "--epochs", 1, "--seeds", 2, "--precision", "bf16", *OPTIONS)
     result = json.loads(invoke(finetune, "SQuAD", "--model", run, "--teacher", run, *options, "--json"))
-    assert [measure["seeds"] for measure in result["metrics"]["measures"]] == [2] * 4
+    assert [measure["seeds"] for measure in result["metrics"]["measures"]] == [2] * 2  # of the hold-out alone
 
 
 def test_data_that_are_no_questions(place, tmp_path):
@@ -261,6 +262,17 @@ def test_models_that_cannot_answer(place, sst2, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_is_reduced(place, tmp_path):
-    options = ("--calibration", 40, "--tokens", 16, "--target-speedup", 1.05, "--out", tmp_path / "small", "--json")
+    options = (
+        "--calibration",
+        40,
+        "--tokens",
+        16,
+        "--target-speedup",
+        1.05,
+        "--out",
+        tmp_path / "small",
+        "--final",
+        "--json",
+    )
     measures = json.loads(invoke(reduce, place / "SQuAD", "--data-dir", place, *options))["metrics"]["measures"]
     assert ("dev", "f1") in {(measure["split"], measure["metric"]) for measure in measures}

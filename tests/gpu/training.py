@@ -1,4 +1,4 @@
-"""One short fine-tuning, reduction and distillation by ``fewheads``, on the CPU and on the GPU, in FP32.
+"""One short fine-tuning, reduction, distillation and restoration by ``fewheads``, on the CPU and on the GPU, in FP32.
 
 The data are generated sentences, and the model has random weights, so nothing is downloaded. ``python -m
 tests.gpu.training`` prints the comparison as JSON.
@@ -21,6 +21,8 @@ from tests.support.task_data import invoke, make_sentiment, make_transformer, wr
 
 #: The largest difference of two mean losses of an epoch. A GPU adds in another order, and training amplifies that.
 MOST_DIFFERENCE = 0.02
+#: The runs: fine-tuned, distilled on labelled rows, and restored on plain text, where a GPU multiplies in bf16.
+COMPARED = ("tuned", "taught", "restored")
 OPTIONS = ("--epochs", 2, "--lr", 1e-3, "--batch", 32, "--max-length", 32, "--precision", "fp32", "--no-report")
 
 
@@ -31,7 +33,7 @@ def read(run):
 def compare(devices=("cpu", "cuda"), texts=3000, dim=256):
     """Return losses, scores and seconds of each device, the largest difference of losses, and the ratio of seconds.
 
-    ``fewheads reduce`` computes on the CPU; what it has removed is distilled on each device.
+    ``fewheads reduce`` cuts on the CPU; what it has removed is distilled and restored on each device.
     """
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
@@ -51,7 +53,11 @@ def compare(devices=("cpu", "cuda"), texts=3000, dim=256):
         for device in devices:
             options = ("--device", device, "--out", root / device, "--name")
             invoke(finetune, *data, *options, "taught", "--model", root / "small", "--teacher", teacher)
-        for name in ("tuned", "taught"):
+        (root / "texts.txt").write_text("\n".join(dict.fromkeys(text for text, _ in make_sentiment(texts))))
+        plain = ("--distil", root / "texts.txt", "--target-speedup", 1.5, "--calibration", 200, "--tokens", 16)
+        for device in devices:
+            invoke(reduce, teacher, *plain, "--device", device, "--out", root / device / "restored")
+        for name in COMPARED:
             runs = {device: read(root / device / name) for device in devices}
             ours, theirs = (runs[device].losses for device in devices)
             found[name] = {
@@ -62,7 +68,7 @@ def compare(devices=("cpu", "cuda"), texts=3000, dim=256):
                 "times_faster": runs[devices[0]].seconds / runs[devices[1]].seconds,
             }
         found["reduced_on_cpu"] = {"times_faster": reduced["measured_speedup"]}
-    differing = [name for name in ("tuned", "taught") if not found[name]["loss_difference"] < MOST_DIFFERENCE]
+    differing = [name for name in COMPARED if not found[name]["loss_difference"] < MOST_DIFFERENCE]
     return found | {"differing": differing}
 
 

@@ -1,8 +1,16 @@
-"""Small evaluation sets in their official formats, with words of the tests' tokenizer."""
+"""Small evaluation sets in their official formats, with words of the tests' tokenizer, and runs to measure on them."""
 
 import json
 
-from tests.support.task_data import NEUTRAL, make_sentiment, write_rows, write_sst2
+import msgspec
+import torch
+
+from export.finetune.models import MODEL, Architecture
+from export.models.heads import Embedding
+from export.training.checkpoint import save
+from export.training.provenance import provenance
+from export.training.runs import TOKENIZER, RunConfig, RunMetrics
+from tests.support.task_data import NEUTRAL, make_sentiment, make_tokenizer, make_transformer, write_rows, write_sst2
 
 _STSB = ("index", "genre", "filename", "year", "old_index", "source1", "source2", "sentence1", "sentence2")
 _SICK = ("pair_ID", "sentence_A", "sentence_B", "relatedness_score", "entailment_judgment")
@@ -31,10 +39,10 @@ def write_evaluation_sets(root):
     asked = [(number, f"is the {a}", a, label) for number, a in enumerate(sentences) for label in _LABELS[number % 3]]
     write_rows(root / "glue" / "QNLI" / "dev.tsv", ("index", "question", "sentence", "label"), asked)
     paragraphs = [_paragraph(number, sentences[number], sentences[number + 1]) for number in range(0, 40, 2)]
-    (root / "squad").mkdir()
+    (root / "squad").mkdir(parents=True)
     (root / "squad" / "xquad.en.json").write_text(json.dumps({"data": [{"title": "a", "paragraphs": paragraphs}]}))
     write_sst2(root)
-    (root / "passages.txt").write_text("".join(f"{text} .\n" for text, _ in make_sentiment(200, seed=3)))
+    (root / "passages.txt").write_text("".join(f"{text} .\n" for text, _ in make_sentiment(2400, seed=3)))
     return root
 
 
@@ -49,3 +57,18 @@ def _paragraph(number, first, second):
     answers = [{"answer_start": 0, "text": first.split()[0]}]
     entry = {"id": str(number), "question": f"was a {second}", "answers": answers}
     return {"context": f"{first}. {second}.", "qas": [entry]}
+
+
+def write_embedding_run(directory, seed=0, noise=0.0, dim=32):
+    """Write and return a run of an embedder with random weights, each with ``noise`` times another random number."""
+    transformer = make_transformer(layers=1, dim=dim, seed=seed)
+    fields = {"task": "sentence-embedding", "labels": (), "max_length": 24, "embedding": Embedding((), True)}
+    architecture = Architecture(transformer=transformer.config, **fields)
+    model = architecture.create(transformer)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += noise * torch.randn_like(parameter)
+    record = provenance(trainer="a test", data="none", seed=seed)
+    config = RunConfig(MODEL, msgspec.to_builtins(architecture), record)
+    save(directory, model, config, RunMetrics(1, 0, 0, 0.0, ()), {TOKENIZER: make_tokenizer().to_str().encode()})
+    return directory

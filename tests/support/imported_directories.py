@@ -39,7 +39,8 @@ def write_embedder(directory, seed=0, layers=1):
     change(directory / "config.json", architectures=["BertModel"])
     write_modules(directory, "Transformer", "Pooling", "Dense")
     (directory / "1_Pooling").mkdir()
-    change(directory / "1_Pooling" / "config.json", pooling_mode_mean_tokens=True, pooling_mode_cls_token=False)
+    pooling = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False, "word_embedding_dimension": 32}
+    change(directory / "1_Pooling" / "config.json", **pooling)
     (directory / "2_Dense").mkdir()
     tanh = "torch.nn.modules.activation.Tanh"
     change(directory / "2_Dense" / "config.json", in_features=32, out_features=8, bias=True, activation_function=tanh)

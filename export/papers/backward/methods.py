@@ -100,7 +100,7 @@ CONTROLS = [
 ]
 
 
-class Task(NamedTuple):
+class MathematicsTask(NamedTuple):
     """A module of the mathematics dataset; examples that do not fit into the model's positions are left out.
 
     Attributes:
@@ -114,7 +114,7 @@ class Task(NamedTuple):
     test_rows: list[EncodedExample]
 
 
-def read_task(path: Path, tokenizer: TextTokenizer, positions: int, limit: int) -> Task:
+def read_task(path: Path, tokenizer: TextTokenizer, positions: int, limit: int) -> MathematicsTask:
     """Return the task of DIRECTORY/MODULE, whose files are DIRECTORY/SPLIT/MODULE.txt.
 
     Questions of the test split are neither trained on nor chosen with.
@@ -137,7 +137,7 @@ def read_task(path: Path, tokenizer: TextTokenizer, positions: int, limit: int) 
     train, holdout = ([row for row in part if row.prompt not in asked] for part in (corpus.train, corpus.holdout))
     order = np.random.default_rng(0).permutation(len(train))[:limit]
     test = tuple(example for example in examples if len(tokenizer.encode(example).ids) <= positions)
-    return Task(
+    return MathematicsTask(
         encode_fitting(tokenizer, [train[index] for index in order], positions),
         encode_fitting(tokenizer, holdout, positions),
         test,

@@ -25,7 +25,7 @@ from export.generate.finetune import trainable
 from export.generate.formats import parse_answer, same_answer
 from export.generate.model import Base, BaseIdentity, LastStates
 from export.generate.train import LanguageObjective
-from export.papers.backward.methods import CONTROLS, DIMS, FROZEN, HEAD, METHODS, Method, Task
+from export.papers.backward.methods import CONTROLS, DIMS, FROZEN, HEAD, METHODS, MathematicsTask, Method
 from export.papers.backward.training import RECIPE, HeadObjective, HiddenStates, hidden_states
 from export.papers.experiment import Experiment, Part, read_records, unfinished
 from export.report.table import Table
@@ -87,7 +87,9 @@ class HeadComparison(Experiment[Record]):
 
     title, record, extensible = "Backward attention on a frozen language model", Record, ("seeds", "processor")
 
-    def __init__(self, settings: Settings, out: Path, base: Base | None = None, tasks: Mapping[str, Task] = {}) -> None:
+    def __init__(
+        self, settings: Settings, out: Path, base: Base | None = None, tasks: Mapping[str, MathematicsTask] = {}
+    ) -> None:
         self.settings: Settings = settings
         self._out, self._base, self._tasks = out, base, tasks
         self._states: dict[str, list[HiddenStates]] = {}
@@ -151,7 +153,7 @@ class HeadComparison(Experiment[Record]):
             self._states[name] = [hidden_states(last, rows) for rows in (task.train, task.holdout)]
         return HeadObjective(module, self.base.read_out, *self._states[name], seed=seed)
 
-    def _scored(self, task: Task, method: Method, module: nn.Module | None) -> Record:
+    def _scored(self, task: MathematicsTask, method: Method, module: nn.Module | None) -> Record:
         asked, base = task.test[: self.settings.items], self.base
         with method.applied(base, module) as model:
             prompts, limit = [example.prompt for example in asked], completion_limit(task.train)

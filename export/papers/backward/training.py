@@ -136,7 +136,7 @@ def hidden_states(backbone: Backbone, sequences: Sequence[EncodedExample], batch
     return HiddenStates(stored, targets)
 
 
-class Batch(NamedTuple):
+class HiddenBatch(NamedTuple):
     """Hidden states [N, E], FP32, and the tokens that follow, [N], int64."""
 
     hidden: Tensor
@@ -181,12 +181,12 @@ class HeadObjective:
         frozen = [tensor.cpu().numpy() for tensor in (self._read_out.weight, *self.model.buffers())]
         return fingerprint([self.model], [*frozen, *self._states, *self._holdout], settings)
 
-    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
+    def batches(self, epoch: int, first: int) -> Iterator[HiddenBatch]:
         """Yield the states in an order that depends on the seed and the epoch alone."""
         order = np.random.default_rng((self._seed, epoch)).permutation(len(self._states.targets))
         yield from self._batches(self._states, order[first * self._batch_size :])
 
-    def loss(self, batch: Batch, progress: float) -> Tensor:
+    def loss(self, batch: HiddenBatch, progress: float) -> Tensor:
         """Return the mean cross-entropy."""
         return self._losses(batch).mean()
 
@@ -201,17 +201,17 @@ class HeadObjective:
         batches = self._batches(states, np.arange(len(states.targets)))
         return np.concatenate([self._losses(batch).double().cpu().numpy() for batch in batches])
 
-    def _losses(self, batch: Batch) -> Tensor:
+    def _losses(self, batch: HiddenBatch) -> Tensor:
         with torch.no_grad():
             logits = self._read_out.logits(batch.hidden)
         return functional.cross_entropy(self.model(logits, batch.hidden), batch.targets, reduction="none")
 
-    def _batches(self, states: HiddenStates, rows: Array) -> Iterator[Batch]:
+    def _batches(self, states: HiddenStates, rows: Array) -> Iterator[HiddenBatch]:
         device = self._read_out.weight.device
         for start in range(0, len(rows), self._batch_size):
             some = np.sort(rows[start : start + self._batch_size])  # as they are on the disk
             hidden, targets = states.hidden[some].astype(np.float32), states.targets[some].astype(np.int64)
-            yield Batch(torch.from_numpy(hidden).to(device), torch.from_numpy(targets).to(device))
+            yield HiddenBatch(torch.from_numpy(hidden).to(device), torch.from_numpy(targets).to(device))
 
 
 def new_head(base: Base, seed: int, **shape: Any) -> BackwardHead:

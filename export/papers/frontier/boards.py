@@ -22,7 +22,7 @@ from export.finetune import needed_data
 from export.models.transformer import LayerShape
 from export.papers.experiment import read_records
 from export.papers.frontier.records import DENSE, Answered, Record, frozen
-from export.reduce.device import Device
+from export.reduce.device import Device, devices_of
 from export.reduce.losses import measure_losses
 from export.reduce.options import reduction_progress
 from export.reduce.run import open_source
@@ -79,7 +79,9 @@ def plan_tiers(run: Path, data: Path, board: str, examples: int = _EXAMPLES) -> 
     opened = open_source(run, data, run, examples)
     dense, grid = opened.layers, opened.grid
     with reduction_progress() as (on_progress, _):
-        (even,) = opened.devices([board_mode(board)], [Point(*size) for size in _SIZES], "fp16", on_progress)
+        (even,) = devices_of(
+            [board_mode(board)], opened.model, [Point(*size) for size in _SIZES], opened.state, on_progress=on_progress
+        )
         losses = measure_losses(opened.model, opened.data.train, grid, state=opened.state, on_progress=on_progress)
     weights = [1 / times.of(dense) for times in even.times]
     fair = [Point(*size, weight) for size, weight in zip(_SIZES, weights, strict=True)]

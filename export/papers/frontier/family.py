@@ -179,6 +179,7 @@ class _Runs:
             target=self._directory.parent / LATENCIES,
             strategy=strategy,
             seed=self._family.seed,
+            final=True,  # for the scores before distillation
             on_progress=self._watch.on_part,
         )
         write_whole(self._directory / f"{name}.json", msgspec.json.format(msgspec.json.encode(report), indent=1))

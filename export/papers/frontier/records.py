@@ -7,7 +7,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 import numpy as np
@@ -23,6 +23,7 @@ from export.papers.experiment import digest
 from export.reduce.target import Strategy
 from export.training.provenance import Processor, versions
 from export.training.recipe import Precision
+from export.training.runs import SPLIT, SplitVersion
 
 #: Precisions: of ONNX Runtime, and of the file for TensorRT, which is not timed.
 FP32, INT8, STATIC = "fp32", "int8", "static-int8"
@@ -48,7 +49,8 @@ class TaskSettings(msgspec.Struct, frozen=True, kw_only=True):
         peak_learning_rate: of the teacher and the first distilled dense model.
         epochs: of that dense model, which starts from the teacher.
         reduced_epochs: of each reduced model, tiers and controls, and of a second distilled dense model.
-        controls: strategies beside the search, and how many families have each, the first ones.
+        controls: strategies beside the search, and how many families have each, the first ones. The published families
+            have one shape for all layers, too, ``uniform``, which a training today leaves out.
         calibration: examples for the reduction.
         limit: most training examples; None is all.
     """
@@ -58,7 +60,7 @@ class TaskSettings(msgspec.Struct, frozen=True, kw_only=True):
     peak_learning_rate: float
     epochs: int
     reduced_epochs: int
-    controls: dict[Strategy, int]
+    controls: dict[str, int]
     calibration: int
     limit: int | None = None
 
@@ -103,13 +105,18 @@ class FrontierSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the records depend on, with SHA-256 of the Hugging Face directory and of the files of each task."""
+    """All that the records depend on, with SHA-256 of the Hugging Face directory and of the files of each task.
+
+    Attributes:
+        split: how the hold-outs are drawn.
+    """
 
     frontier: FrontierSettings
     model: str
     data: dict[str, str]
     versions: dict[str, str]
     device: Literal["cpu", "cuda"] = "cpu"
+    split: SplitVersion = 1
 
 
 class Family(NamedTuple):
@@ -133,7 +140,8 @@ class Family(NamedTuple):
     @property
     def controls(self) -> tuple[Strategy, ...]:
         """The strategies beside the search, of which some have fewer seeds."""
-        return tuple(control for control, seeds in self.of_task.controls.items() if self.seed < seeds)
+        controls = self.of_task.controls
+        return tuple(one for one in get_args(Strategy) if self.seed < controls.get(one, 0))
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -168,6 +176,7 @@ def settings_of(
         data={task: digest(data_dir / DATA[task].directory, "train.tsv", "dev.tsv") for task in frontier.tasks},
         versions=versions(),
         device=device,
+        split=SPLIT,
     )
 
 

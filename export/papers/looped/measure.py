@@ -28,7 +28,7 @@ _ROUNDING = 1e-6
 _CHUNK = 128
 
 
-class Run(NamedTuple):
+class TrainedRun(NamedTuple):
     """A trained run: the most loops in its training, how it was trained, and a digest of weights and arguments."""
 
     name: str
@@ -44,13 +44,13 @@ class Run(NamedTuple):
         return self.model.config.injection is not None
 
 
-class Task(NamedTuple):
+class FunctionTask(NamedTuple):
     """A function class and size, and its runs by the name of their group; runs of a group differ in their seed."""
 
     function: str
     dims: int
     points: int
-    groups: dict[str, list[Run]]
+    groups: dict[str, list[TrainedRun]]
 
     def main(self, *, looped: bool) -> str | None:
         """Return the group that stands for the looped or unlooped models: of most seeds, else the first, or None."""
@@ -122,7 +122,7 @@ class TaskResult(msgspec.Struct, frozen=True):
     processor: Processor
 
 
-def measure(task: Task, number: int, loops: int) -> TaskResult:
+def measure(task: FunctionTask, number: int, loops: int) -> TaskResult:
     """Measure the runs of a task and the baselines on so many prompts, and looped models after 1 to ``loops`` loops."""
     prompts = draw_prompts(task.function, number, task.points, task.dims, generator_of(EVALUATION))
     values, normaliser = prompts.ys.numpy(), FUNCTION_CLASSES[task.function].normaliser(task.dims)

@@ -181,6 +181,7 @@ def check_others(names: tuple[str, ...]) -> None:
     for parameter in given_options():
         if parameter.name in names:
             given = click.get_current_context().params[parameter.name]
+            given = Raw(", ".join(map(str, given))) if isinstance(given, tuple) else given
             fix = "Give --heads, --head-dim or --units."
             raise UsageError(parameter.opts[0], given=given, expected="a run that is not looped", fix=fix)
 

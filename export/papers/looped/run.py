@@ -13,7 +13,7 @@ from edge.errors import Raw, UsageError
 from edge.files import sha256
 from export.papers.experiment import Experiment, Part
 from export.papers.looped.figures import draw
-from export.papers.looped.measure import Run, Task, TaskResult, measure
+from export.papers.looped.measure import FunctionTask, TaskResult, TrainedRun, measure
 from export.papers.looped.model import PromptConfig
 from export.papers.looped.prompts import FUNCTION_CLASSES
 from export.papers.looped.train import load_run
@@ -147,7 +147,7 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-def open_runs(paths: Iterable[Path]) -> list[Run]:
+def open_runs(paths: Iterable[Path]) -> list[TrainedRun]:
     """Return runs in the order given.
 
     Raises:
@@ -166,9 +166,9 @@ def open_runs(paths: Iterable[Path]) -> list[Run]:
     return runs
 
 
-def tasks_of(runs: Iterable[Run]) -> list[Task]:
+def tasks_of(runs: Iterable[TrainedRun]) -> list[FunctionTask]:
     """Return the runs of each function class and size by shape and training."""
-    tasks: dict[tuple[str, int, int], Task] = {}
+    tasks: dict[tuple[str, int, int], FunctionTask] = {}
     trainings: dict[tuple[object, ...], list[str]] = {}
     for run in runs:
         config = run.model.config
@@ -178,7 +178,7 @@ def tasks_of(runs: Iterable[Run]) -> list[Task]:
         if run.training not in trained:
             trained.append(run.training)
         number = trained.index(run.training) + 1
-        groups = tasks.setdefault(key, Task(*key, {})).groups
+        groups = tasks.setdefault(key, FunctionTask(*key, {})).groups
         groups.setdefault(name if number == 1 else f"{name}, training {number}", []).append(run)
     return list(tasks.values())
 
@@ -194,7 +194,7 @@ def group_name(config: PromptConfig) -> str:
     return ", ".join(words)
 
 
-def _open(path: Path) -> Run:
+def _open(path: Path) -> TrainedRun:
     model, config, _ = load_run(path)
     function = config.arguments.get("function")
     if function not in FUNCTION_CLASSES:
@@ -206,4 +206,4 @@ def _open(path: Path) -> Run:
         recorded = re.findall(r"loops=Rising\(start=\d+, end=(\d+)", trainer)
         loops = int(recorded[-1]) if recorded else _LOOPS
     digest = sha256((path / WEIGHTS).read_bytes() + msgspec.json.encode(config.arguments))
-    return Run(path.resolve().name, function, model, loops, trainer, digest)
+    return TrainedRun(path.resolve().name, function, model, loops, trainer, digest)

@@ -44,7 +44,7 @@ _PROMPTS = 1280
 _MEASURED_LOOPS = (8, 12, 30, 120)
 
 
-class Batch(NamedTuple):
+class PromptBatch(NamedTuple):
     """Prompts, and the number of loops to run."""
 
     prompts: Prompts
@@ -91,7 +91,7 @@ class PromptObjective:
             return fingerprint([self.model], [], settings)
         return fingerprint([self.model, self._teacher], [], f"{settings} teacher {TEACHER_SHARE}")
 
-    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
+    def batches(self, epoch: int, first: int) -> Iterator[PromptBatch]:
         """Yield prompts that depend on the seed, the stage and the step alone."""
         curriculum, config = self._stage.curriculum, self.model.config
         for step in range(epoch * self.steps_per_epoch + first, (epoch + 1) * self.steps_per_epoch):
@@ -104,9 +104,9 @@ class PromptObjective:
             loops = curriculum.loops.at(step)
             if curriculum.drawn_loops is not None:
                 loops = int(torch.randint(curriculum.drawn_loops, loops + 1, (), generator=generator))
-            yield Batch(prompts.to(self._device), loops)
+            yield PromptBatch(prompts.to(self._device), loops)
 
-    def loss(self, batch: Batch, progress: float) -> Tensor:
+    def loss(self, batch: PromptBatch, progress: float) -> Tensor:
         """Return the mean squared error over prompts, points, and the last T loops, beside a teacher's if any."""
         prompts = batch.prompts
         with multiplying_in(self._stage.recipe.precision, self._device):

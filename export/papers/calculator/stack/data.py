@@ -41,7 +41,7 @@ _ROWS = 250
 _Operand = Callable[[np.random.Generator], str]
 
 
-class Split(msgspec.Struct, frozen=True):
+class StackSplit(msgspec.Struct, frozen=True):
     """A part of the data: expressions, kinds and values of their tokens [n, 64], and true values [n] of float64."""
 
     name: str
@@ -72,7 +72,7 @@ _USUAL = _mixed(_whole(-5, 4), _decimal(-5, 4, 1), 0.3)
 
 
 @cache
-def load() -> dict[str, Split]:
+def load() -> dict[str, StackSplit]:
     """Return all splits by name."""
     random = np.random.default_rng(0)
     published = {f"paper/{name}": paper.load()[name].expressions for name in ("in_range", "out_of_range", "long")}
@@ -83,10 +83,10 @@ def load() -> dict[str, Split]:
     return {name: split(name, each) for name, each in texts.items()}
 
 
-def split(name: str, expressions: Collection[str]) -> Split:
+def split(name: str, expressions: Collection[str]) -> StackSplit:
     """Return expressions with their tokens and true values."""
     kinds, values = tokenize(tuple(expressions))
-    return Split(name, tuple(expressions), kinds, values, np.array([value_of(text) for text in expressions]))
+    return StackSplit(name, tuple(expressions), kinds, values, np.array([value_of(text) for text in expressions]))
 
 
 def _tests(known: Collection[str]) -> dict[str, list[str]]:
@@ -155,7 +155,7 @@ def _drawn(random: np.random.Generator, operands: int, depth: int, operand: _Ope
     return expression(operands, depth)
 
 
-def evaluate(predict: Callable[[Tensor, Tensor], Tensor], splits: Mapping[str, Split]) -> tuple[Measure, ...]:
+def evaluate(predict: Callable[[Tensor, Tensor], Tensor], splits: Mapping[str, StackSplit]) -> tuple[Measure, ...]:
     """Measure a predictor on every split but ``train``.
 
     Metrics: ``right`` with Wilson's interval, see :func:`is_right`; ``median_relative_error`` and
@@ -182,7 +182,7 @@ def evaluate(predict: Callable[[Tensor, Tensor], Tensor], splits: Mapping[str, S
     return tuple(measures)
 
 
-def is_right(answers: Array, part: Split) -> Array:
+def is_right(answers: Array, part: StackSplit) -> Array:
     """Return which answers are right, [n] of bool.
 
     If all operands are whole and the truth is at most 2²³, the answer must round to the truth. Every other answer must

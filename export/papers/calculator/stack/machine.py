@@ -6,8 +6,8 @@ pushed (a new cell, linear in register and top cell, comes to the top) or is pop
 maps, at every depth of the stack. The answer is linear in the register and the top cell after the last token.
 
 Many machines compute the same function: a cell may hold other combinations of its two numbers, for example. So
-:class:`Fit` fixes weights one after another, and the others adapt, as long as the error on the training items stays
-that of float64's rounding. FP32 holds the fixed weights exactly, so whole operands give exact sums and products.
+:class:`StackFit` fixes weights one after another, and the others adapt, as long as the error on the training items
+stays that of float64's rounding. FP32 holds the fixed weights exactly, so whole operands give exact sums and products.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from edge.bundles.arithmetic import KINDS, MAX_DEPTH, MAX_TOKENS, OPERAND
-from export.papers.calculator.stack.data import TRAIN_DEPTH, Split
+from export.papers.calculator.stack.data import TRAIN_DEPTH, StackSplit
 
 #: Cells of the deepest expression: one for each open parenthesis, and one outside of all.
 CELLS = MAX_DEPTH + 1
@@ -174,7 +174,7 @@ class Scan(nn.Module):
         return answers
 
 
-class Batch(NamedTuple):
+class StackBatch(NamedTuple):
     """Kinds [n, length] of int64, values [n, length] and true values [n] of float64."""
 
     kinds: Tensor
@@ -182,14 +182,14 @@ class Batch(NamedTuple):
     truth: Tensor
 
 
-def batch_of(split: Split) -> Batch:
+def batch_of(split: StackSplit) -> StackBatch:
     """Return the items of a split without the padding that all of them have.
 
     Operands are the decimal numbers of the text, not their FP32 roundings: an exact machine then has no error.
     """
     length = int((split.kinds > 0).sum(1).max())
     values = torch.from_numpy(split.values[:, :length]).double().round(decimals=6)
-    return Batch(torch.from_numpy(split.kinds[:, :length]), values, torch.from_numpy(split.truth))
+    return StackBatch(torch.from_numpy(split.kinds[:, :length]), values, torch.from_numpy(split.truth))
 
 
 def residuals(answers: Tensor, truth: Tensor) -> Tensor:
@@ -197,14 +197,14 @@ def residuals(answers: Tensor, truth: Tensor) -> Tensor:
     return (answers - truth) / (1 + truth.abs())
 
 
-class Fit:
+class StackFit:
     """The weights of a machine whose moves are chosen, fitted to items.
 
     Args:
         machine: of one restart; :meth:`written` changes it.
     """
 
-    def __init__(self, machine: StackMachine, items: Batch) -> None:
+    def __init__(self, machine: StackMachine, items: StackBatch) -> None:
         self._machine, self._items = machine.requires_grad_(False), items
         self._shapes = {name: getattr(machine, name).shape for name in _LEARNT}
         self.weights = torch.cat([getattr(machine, name).detach().flatten() for name in _LEARNT])

@@ -12,8 +12,16 @@ from torch import Tensor, nn
 
 from edge.bundles.arithmetic import CLOSE, OPEN, TIMES
 from edge.bundles.manifest import Measure
-from export.papers.calculator.stack.data import DESCRIPTION, TRAIN_DEPTH, Split, evaluate, load
-from export.papers.calculator.stack.machine import TRAIN_CELLS, Batch, Fit, Scan, StackMachine, batch_of, residuals
+from export.papers.calculator.stack.data import DESCRIPTION, TRAIN_DEPTH, StackSplit, evaluate, load
+from export.papers.calculator.stack.machine import (
+    TRAIN_CELLS,
+    Scan,
+    StackBatch,
+    StackFit,
+    StackMachine,
+    batch_of,
+    residuals,
+)
 from export.training.checkpoint import fingerprint, save
 from export.training.log import RunFiles
 from export.training.objective import SILENT, Observer, Score
@@ -55,7 +63,7 @@ class StackObjective:
         seed: of the order of the items.
     """
 
-    def __init__(self, model: StackMachine, train: Split, val: Split, *, seed: int, recipe: Recipe) -> None:
+    def __init__(self, model: StackMachine, train: StackSplit, val: StackSplit, *, seed: int, recipe: Recipe) -> None:
         self.model = model
         self._train, self._val = batch_of(train), batch_of(val)
         self._seed, self._batch_size, self._epochs = seed, recipe.batch_size, recipe.epochs
@@ -72,14 +80,16 @@ class StackObjective:
         """Return a hash of the initial weights and the training set."""
         return fingerprint([self.model], [tensor.numpy() for tensor in self._train], f"expressions {self._seed}")
 
-    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
+    def batches(self, epoch: int, first: int) -> Iterator[StackBatch]:
         """Yield batches that depend on seed, epoch and position alone."""
         items = self.eligible(epoch).nonzero()[:, 0]
         for number in range(first, self.steps_per_epoch):
             generator = torch.Generator().manual_seed(self._seed * 10**6 + epoch * self.steps_per_epoch + number)
             rows = items[torch.randint(len(items), (self._batch_size,), generator=generator)]
             length = int(self._lengths[rows].max())
-            yield Batch(self._train.kinds[rows, :length], self._train.values[rows, :length], self._train.truth[rows])
+            yield StackBatch(
+                self._train.kinds[rows, :length], self._train.values[rows, :length], self._train.truth[rows]
+            )
 
     def eligible(self, epoch: int) -> Tensor:
         """Return which training items an epoch draws from, [n] of bool."""
@@ -88,7 +98,7 @@ class StackObjective:
         shallow = self._depths <= depth
         return shallow if progress >= 0.15 else shallow & ~self._has_product
 
-    def loss(self, batch: Batch, progress: float) -> Tensor:
+    def loss(self, batch: StackBatch, progress: float) -> Tensor:
         """Return the sum of the machines' losses and of their penalties."""
         shares = self.model.moves.softmax(-1)
         entropy = -(shares * (shares + 1e-12).log()).sum()
@@ -104,7 +114,7 @@ class StackObjective:
         with torch.no_grad():
             return self._losses(self._val)
 
-    def _losses(self, batch: Batch) -> Tensor:
+    def _losses(self, batch: StackBatch) -> Tensor:
         errors = residuals(self.model(batch.kinds, batch.values, TRAIN_CELLS), batch.truth)
         return errors.square().clamp(max=1e12).log1p().nan_to_num(nan=30.0).mean(-1)
 
@@ -184,17 +194,17 @@ def _round(seed: int, recipe: Recipe, files: RunFiles, observer: Observer) -> _R
     return _Round(best, exact, trained, files)
 
 
-def _best_of(machines: StackMachine, losses: Tensor, items: Batch) -> tuple[StackMachine, int]:
+def _best_of(machines: StackMachine, losses: Tensor, items: StackBatch) -> tuple[StackMachine, int]:
     """Return the machine with the least loss on ``val`` that becomes exact, with weights fixed, and how many do.
 
     If none becomes exact, the machine with the least loss is returned as it was fitted.
     """
-    items = Batch(*(tensor[:_FITTED_ITEMS] for tensor in items))
-    fits: list[Fit] = []
+    items = StackBatch(*(tensor[:_FITTED_ITEMS] for tensor in items))
+    fits: list[StackFit] = []
     for restart in losses.argsort().tolist():
         machine = machines.select(restart)
         machine.choose_moves()
-        fits.append(Fit(machine, items))
+        fits.append(StackFit(machine, items))
     exact = [fit for fit in fits if fit.solve()]
     best = exact[0] if exact else fits[0]
     if exact:

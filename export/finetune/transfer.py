@@ -1,0 +1,85 @@
+"""Unlabelled text beside a training set: a student learns the answers of its teacher to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, count, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from edge.datatypes import Array
+from edge.errors import Raw
+from export.data.examples import Examples
+from export.data.tokens import Rows, shuffled_batches
+from export.data.unlabelled import read_texts
+from export.errors import DataError
+from export.finetune.objectives import TaskObjective
+
+#: Shuffles of the text that an epoch may use.
+_SHUFFLES = 1 << 20
+
+
+def read_transfer(path: Path, pair: bool, measured: Iterable[Examples]) -> Examples:
+    """Read a text in each line; for ``pair``, each is put before another one, by turns the next one and any.
+
+    Raises:
+        DataError: as :func:`export.data.unlabelled.read_texts`; or a text is among those that models are measured on.
+    """
+    texts = [text for (text,) in read_texts(path, pair=False)]
+    known = {text for examples in measured for row in examples.texts for text in row}
+    if shared := [text for text in texts if text in known]:
+        given = Raw(f"{len(shared):,} texts of the hold-out or dev, such as {shared[0][:60]!r}")
+        fix = "Remove these lines."
+        raise DataError(f"texts {path}", given=given, expected="texts that nothing is measured on", fix=fix)
+    rows = _recombined(texts) if pair else tuple((text,) for text in texts)
+    return Examples(rows, np.zeros(len(rows), np.int64))
+
+
+def _recombined(texts: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    others = np.random.default_rng(0).integers(1, len(texts), len(texts))
+    steps = [1 if at % 2 == 0 else int(step) for at, step in enumerate(others)]
+    return tuple(
+        (text, texts[(at + step) % len(texts)]) for at, (text, step) in enumerate(zip(texts, steps, strict=True))
+    )
+
+
+class TransferObjective(TaskObjective):
+    """The objective of a task with a teacher, whose answers to further rows are a share of every batch.
+
+    Args:
+        transfer: rows without labels.
+        options: of :class:`TaskObjective`, with a teacher.
+    """
+
+    def __init__(self, *arguments: Any, transfer: Rows, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._transfer = transfer
+        share = self._recipe.distillation.transfer_share
+        self._transfer_size = max(1, round(self._recipe.batch_size * share / (1 - share)))
+
+    def fingerprint(self) -> str:
+        """Return a hash of the weights, the teacher's, and all rows."""
+        return self._fingerprint(chain(self._train.contents, self._transfer.contents))
+
+    def batches(self, epoch: int, first: int) -> Iterator[tuple[Array, Array]]:
+        """Yield the rows of each batch, and those of the transfer text, which begins anew where it is too short."""
+        shuffles = (
+            shuffled_batches(
+                self._transfer.lengths, self._transfer_size, seed=self._seed, epoch=epoch * _SHUFFLES + number
+            )
+            for number in count()
+        )
+        return zip(super().batches(epoch, first), islice(chain.from_iterable(shuffles), first, None), strict=False)
+
+    def loss(self, batch: Any, progress: float) -> Tensor:
+        """Return the mean of both losses, each by its share of the rows."""
+        rows, texts = batch
+        inputs, share = self._transfer.batch(texts).to(self._device), self._recipe.distillation.transfer_share
+        assert self._teacher is not None
+        wanted = self._teacher.answer(inputs, self._teacher_layers)
+        outputs, states = self._student(inputs)
+        imitation, hidden = self._imitation(outputs, states, wanted, inputs.mask)
+        return (1 - share) * super().loss(rows, progress) + share * (imitation + hidden)

@@ -1,0 +1,81 @@
+"""Unlabelled text beside a training set."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from edge.errors import UsageError
+from export.cli.finetune import finetune
+from export.data.examples import Examples
+from export.errors import DataError
+from export.finetune.recipe import Distillation, Recipe
+from export.finetune.transfer import TransferObjective, read_transfer
+from export.training.runs import read_config
+from export.training.trainer import train as training
+from tests.support.task_data import Seen, accuracy_on, encoded, invoke, make_classifier, make_sentiment, same
+
+RECIPE = Recipe(
+    epochs=2, batch_size=32, peak_learning_rate=2e-2, distillation=Distillation(imitation=0.0, transfer_share=0.75)
+)
+
+
+@pytest.fixture
+def texts(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("".join(f"text {number}\n" for number in range(40)))
+    return path
+
+
+def test_pairs_are_neighbours_and_others_by_turns_and_nothing_measured_is_learnt(texts):
+    dev = Examples((("a", "text 7"), ("b", "c")), np.zeros(2))
+    rows = read_transfer(texts, True, []).texts
+    assert [one for one, _ in rows] == [f"text {number}" for number in range(40)]
+    steps = [(int(other[5:]) - int(one[5:])) % 40 for one, other in rows]
+    assert set(steps[::2]) == {1}
+    assert 0 not in steps
+    assert len(set(steps[1::2])) > 8
+    assert read_transfer(texts, False, []).texts[3] == ("text 3",)
+    with pytest.raises(DataError, match=r"texts\.txt: got 1 texts of the hold-out or dev, such as 'text 7'.*Remove"):
+        read_transfer(texts, False, [dev])
+
+
+def test_answers_to_unlabelled_text_outweigh_wrong_labels_and_a_training_resumes_to_the_same_bits(holdout, tmp_path):
+    signal = encoded(make_sentiment(320))
+    teacher = make_classifier()
+    wrong = msgspec.structs.replace(signal, targets=1 - signal.targets)
+    tuned = Recipe(epochs=3, batch_size=32, peak_learning_rate=2e-2)
+
+    def tune(model, rows, recipe, teacher=None, transfer=None, **options):
+        common = {"seed": 0, "evaluate": accuracy_on(model, holdout), "teacher": teacher}
+        extra = {"transfer": transfer} if transfer else {}
+        objective = TransferObjective if transfer else TransferObjective.__base__
+        training(objective(model, rows, recipe, **common, **extra), recipe, seed=0, **options)
+        return model
+
+    tune(teacher, signal, tuned)
+    further = encoded(make_sentiment(200, seed=5))
+    scores = [accuracy_on(tune(make_classifier(seed=1), wrong, RECIPE, teacher), holdout)()]
+    student = tune(make_classifier(seed=1), wrong, RECIPE, teacher, further)
+    scores.append(accuracy_on(student, holdout)())
+    assert scores[0] < 0.5
+    assert scores[1] > 0.8
+    state = tmp_path / "state"
+    options = {"state": state, "save_every": 3, "observer": Seen(14)}
+    with pytest.raises(KeyboardInterrupt):
+        tune(make_classifier(seed=1), wrong, RECIPE, teacher, further, **options)
+    assert same(tune(make_classifier(seed=1), wrong, RECIPE, teacher, further, state=state), student)
+
+
+def test_the_command_records_the_text_and_refuses_it_where_it_does_nothing(place, texts, tmp_path):
+    start = ("SST-2", "--model", place / "SST-2", "--data-dir", place, "--out", tmp_path / "runs")
+    quick = ("--epochs", 1, "--limit", 32, "--max-length", 32, "--no-report")
+    teacher, transfer = ("--teacher", place / "SST-2"), ("--transfer", texts)
+    for arguments, message in (
+        (transfer, "--transfer: got no --teacher, expected a task of texts with labels, and --teacher"),
+        ((*teacher, "--transfer-share", 0.5), r"--transfer-share: got 0\.5, expected --transfer beside it"),
+        (("--transfer-share", 0.5), r"--transfer-share: got 0\.5, expected a run as --teacher beside it"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            invoke(finetune, *start, *quick, *arguments)
+    invoke(finetune, *start, *quick, *teacher, *transfer)
+    assert "SST-2 and text of texts.txt (SHA-256 " in read_config(tmp_path / "runs" / "SST-2").provenance.data
