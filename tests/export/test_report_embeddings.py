@@ -30,7 +30,9 @@ def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("evaluation")
     write_evaluation_sets(root / "data")
     write_embedding_run(root / "original")
-    write_embedding_run(root / "tier", noise=0.02)
+    space = open_embedder(root / "original").space
+    write_embedding_run(root / "tier", noise=0.02, space=space)
+    write_embedding_run(root / "untrained", seed=1, space=space)
     write_embedding_run(root / "stranger", seed=1)
     write_embedding_run(root / "narrow", dim=16)
     write_model(root / "bert", make_transformer(layers=1))
@@ -201,10 +203,16 @@ def test_sets_without_anything_to_measure_are_refused(file, rows, message, root,
     ("runs", "options", "error", "message"),
     [
         (
-            "original stranger",
+            "original untrained",
             "",
             UsageError,
-            r"run stranger in a mixed index: got a mean cosine of -?0\.\d\d to origi",
+            r"run untrained in a mixed index: got a mean cosine of -?0\.\d\d to origi",
+        ),
+        (
+            "original stranger",
+            "--only sts,mixed",
+            UsageError,
+            r"space of run stranger in a mixed index: got '\w{16}', expected \w{16}, that of original\. Mix tiers that",
         ),
         ("original narrow", "", UsageError, r"narrow in a .*: got embeddings of 16 numbers, expected 32, .*--only sts"),
         ("original original", "", UsageError, r"RUN: got original, original, expected directories of different names"),
