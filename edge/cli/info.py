@@ -77,10 +77,10 @@ def _bundle(path: Path, manifest: Manifest) -> None:
     print_table("tensors", ["role", "name", "datatype", "shape"], rows)
     columns = ["tier", "role", "file", "runtime", "precision", "opset", "bytes", "golden tolerance"]
     print_table("tiers", columns, tiers)
-    embedding = [tier.name for tier in manifest.tiers if tier.space]
-    if embedding:
-        space = next(tier.space for tier in manifest.tiers if tier.space)
-        click.echo(f"space {space}: the embeddings of {', '.join(embedding)} can be compared with one another")
+    spaces = {tier.name: tier.space for tier in manifest.tiers if tier.space}
+    if spaces:
+        space, names = next(iter(spaces.values())), ", ".join(spaces)  # a manifest has one at most
+        click.echo(f"space {space}: the embeddings of {names} can be compared with all others of this space")
     print_latencies(manifest.name, {tier.name: tier.latencies for tier in manifest.tiers})
     if isinstance(manifest.preprocess, ImagePreprocess):
         _image_step(manifest.preprocess)

@@ -75,9 +75,12 @@ def evaluate(
     if len({*names}) < len(names):
         fix = "Rename one of them."
         raise UsageError("RUN", given=Raw(", ".join(names)), expected="directories of different names", fix=fix)
-    if only == ("mixed",) and len(runs) == 1:
+    if "mixed" in only and len(runs) == 1:
         fix = "Give the original and its tiers."
         raise UsageError("--only mixed", given=Raw("one run"), expected="two at least", fix=fix)
+    if documents and only and not {"retrieval", "mixed"} & {*only}:
+        given, expected = Raw(f"--only {','.join(only)}"), "retrieval or mixed in it, which search documents"
+        raise UsageError("--documents", given=given, expected=expected, fix="Leave one of the two options out.")
     if out:
         inputs = {**{f"RUN {run}": run for run in runs}, "--data-dir": data_dir, "--documents": documents}
         files = (RECORDS, REPORT)

@@ -25,12 +25,12 @@ from export.training.options import DIRECTORY, imported_data_option, out_option,
 def import_(
     directory: Path, out: Path, data: Path | None, pair: bool, max_length: int | None, replace: bool, as_json: bool
 ) -> None:
-    """Turn a fine-tuned Hugging Face directory into a run.
+    """Turn a Hugging Face directory into a run.
 
-    DIR has a classifier of texts, tokens or images, a model that answers questions, or a sentence-transformers
-    directory, of BERT, RoBERTa, XLM-RoBERTa, MPNet, DistilBERT or ViT type, in the safetensors format. The run is
-    compared with transformers or sentence-transformers where they are installed. `fewheads reduce` and `export` take
-    it.
+    DIR has a classifier of texts, tokens or images, a model that answers questions, a pretrained encoder of texts,
+    which becomes one that embeds sentences, or a sentence-transformers directory, of BERT, RoBERTa, XLM-RoBERTa, MPNet,
+    DistilBERT or ViT type, in the safetensors format. The run is compared with transformers or sentence-transformers
+    where they are installed. `fewheads reduce` and `export` take it.
     """
     check_run("--out", out, {"DIR": directory, "--data": data}, replace=replace)
     with loading_torch():

@@ -136,7 +136,7 @@ def held_out_passages(lines: Sequence[str], number: int) -> Array:
     """Return the mask of the lines that are documents of retrieval, [n] of bool.
 
     They are the first distinct ones in the order of their hashes, at most a twentieth. A training that holds a tenth of
-    the same lines out by their hash, as every command does, never sees them. Empty lines are none of them.
+    the same lines out by their hash, as a restoration does, never sees them. Empty lines are none of them.
     """
     distinct = tuple(dict.fromkeys(text for line in lines if (text := line.strip())))
     most = min(number, int(_DOCUMENTS_SHARE * len(distinct)))

@@ -30,7 +30,9 @@ def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("evaluation")
     write_evaluation_sets(root / "data")
     write_embedding_run(root / "original")
-    write_embedding_run(root / "tier", noise=0.02)
+    space = open_embedder(root / "original").space
+    write_embedding_run(root / "tier", noise=0.02, space=space)
+    write_embedding_run(root / "untrained", seed=1, space=space)
     write_embedding_run(root / "stranger", seed=1)
     write_embedding_run(root / "narrow", dim=16)
     write_model(root / "bert", make_transformer(layers=1))
@@ -171,17 +173,56 @@ def test_minilm_has_its_published_scores(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("file", "rows", "message"),
+    [
+        ("sts/2014.images.test.tsv", ["\ta\tb"], r"STS14: got 0 different scores, expected 2 at least\. Get the"),
+        ("sts/2014.images.test.tsv", ["3\ta\tb", "3\tc\td"], r"STS14: got 1 different scores, expected 2"),
+        (
+            "glue/QNLI/dev.tsv",
+            ["index\tquestion\tsentence\tlabel", "0\ta\tb\tnot_entailment"],
+            r"QNLI dev: got 0 questions with an answer, expected 1 at least\. Get the whole set again, or choose",
+        ),
+        (
+            "glue/SST-2/train.tsv",
+            ["sentence\tlabel", *(f"word {number}\t1" for number in range(20))],
+            r"SST-2: got 1 classes to train a probe on, expected 2 at least",
+        ),
+    ],
+)
+def test_sets_without_anything_to_measure_are_refused(file, rows, message, root, tmp_path):
+    path = tmp_path / file
+    path.parent.mkdir(parents=True)
+    path.write_text("\n".join(rows))
+    if path.name == "train.tsv":
+        shutil.copy(root / "data" / "glue" / "SST-2" / "dev.tsv", path.parent)
+    with pytest.raises(DataError, match=message):
+        invoke(evaluate, root / "original", "--data-dir", tmp_path)
+
+
+@pytest.mark.parametrize(
     ("runs", "options", "error", "message"),
     [
         (
-            "original stranger",
+            "original untrained",
             "",
             UsageError,
-            r"run stranger in a mixed index: got a mean cosine of -?0\.\d\d to origi",
+            r"run untrained in a mixed index: got a mean cosine of -?0\.\d\d to origi",
+        ),
+        (
+            "original stranger",
+            "--only sts,mixed",
+            UsageError,
+            r"space of run stranger in a mixed index: got '\w{16}', expected \w{16}, that of original\. Mix tiers that",
         ),
         ("original narrow", "", UsageError, r"narrow in a .*: got embeddings of 16 numbers, expected 32, .*--only sts"),
         ("original original", "", UsageError, r"RUN: got original, original, expected directories of different names"),
-        ("original", "--only mixed", UsageError, r"--only mixed: got one run, expected two at least"),
+        ("original", "--only sts,mixed", UsageError, r"--only mixed: got one run, expected two at least"),
+        (
+            "original",
+            "--only sts,probes --documents {}/few.txt",
+            UsageError,
+            r"--documents: got --only sts,probes, expected retrieval or mixed in it, .* Leave one of",
+        ),
         ("original", "--only sts,sst", UsageError, r"--only: got sst, expected some of sts, retrieval, probes"),
         ("bert", "", UsageError, r"run .*bert: got a model without a head, expected a run with an embedding"),
         ("original", "--data-dir {}/tier", DataError, r"sets in .*: got none of their files, expected .*github"),

@@ -59,7 +59,7 @@ def _paragraph(number, first, second):
     return {"context": f"{first}. {second}.", "qas": [entry]}
 
 
-def write_embedding_run(directory, seed=0, noise=0.0, dim=32):
+def write_embedding_run(directory, seed=0, noise=0.0, dim=32, space=None):
     """Write and return a run of an embedder with random weights, each with ``noise`` times another random number."""
     transformer = make_transformer(layers=1, dim=dim, seed=seed)
     fields = {"task": "sentence-embedding", "labels": (), "max_length": 24, "embedding": Embedding((), True)}
@@ -69,6 +69,6 @@ def write_embedding_run(directory, seed=0, noise=0.0, dim=32):
         for parameter in model.parameters():
             parameter += noise * torch.randn_like(parameter)
     record = provenance(trainer="a test", data="none", seed=seed)
-    config = RunConfig(MODEL, msgspec.to_builtins(architecture), record)
+    config = RunConfig(MODEL, msgspec.to_builtins(architecture), record, space=space)
     save(directory, model, config, RunMetrics(1, 0, 0, 0.0, ()), {TOKENIZER: make_tokenizer().to_str().encode()})
     return directory

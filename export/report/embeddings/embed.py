@@ -18,7 +18,7 @@ from edge.files import sha256, write_whole
 from export.data.examples import Examples
 from export.data.tokens import encode, load_tokenizer
 from export.finetune.imported import answers
-from export.finetune.models import Architecture, open_model
+from export.finetune.models import Architecture, open_model, space_of
 from export.models.heads import SentenceEmbedder
 from export.training.device import DeviceName, device_of
 from export.training.runs import TOKENIZER, WEIGHTS, RunConfig
@@ -33,6 +33,7 @@ class EmbeddingRun(NamedTuple):
     Attributes:
         weights: SHA-256 of its file of weights.
         key: hash of all that its embeddings depend on.
+        space: of its embeddings; None for runs of earlier versions.
     """
 
     name: str
@@ -42,6 +43,7 @@ class EmbeddingRun(NamedTuple):
     config: RunConfig
     weights: str
     key: str
+    space: str | None
 
     @property
     def max_length(self) -> int:
@@ -64,7 +66,8 @@ def open_embedder(directory: Path, device: DeviceName = "cpu") -> EmbeddingRun:
     key = sha256(b"\n".join(parts))
     name = directory.resolve().name
     model = found.head.to(device_of(device)).eval()
-    return EmbeddingRun(name, model, load_tokenizer(directory), found.architecture, found.config, weights, key)
+    space, tokenizer = space_of(found), load_tokenizer(directory)
+    return EmbeddingRun(name, model, tokenizer, found.architecture, found.config, weights, key, space)
 
 
 def embed(

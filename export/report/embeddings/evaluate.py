@@ -53,7 +53,7 @@ class _Vectors(NamedTuple):
 
 
 def check_mixed(runs: Sequence[EmbeddingRun]) -> None:
-    """Raise a UsageError unless all runs have the embedding space of the first."""
+    """Raise a UsageError unless all runs have the embedding space of the first, by their records and embeddings."""
     original, texts = runs[0], [text for (text,) in sample_texts(pair=False)]
     fix = (
         "Mix tiers that 'fewheads reduce' made of the original, and restored with --distil; or compare other runs with "
@@ -67,6 +67,9 @@ def check_mixed(runs: Sequence[EmbeddingRun]) -> None:
                 f"{original.model.width}, as of {original.name}",
             )
             raise UsageError(f"run {run.name} in a mixed index", given=given, expected=expected, fix=fix)
+        if run.space and original.space and run.space != original.space:
+            expected = f"{original.space}, that of {original.name}"
+            raise UsageError(f"space of run {run.name} in a mixed index", given=run.space, expected=expected, fix=fix)
         cosine = float((embed(run, texts, None) * wanted).sum(axis=1).mean())
         if cosine < _LEAST_COSINE:
             given = Raw(f"a mean cosine of {cosine:.2f} to {original.name} on the same texts")

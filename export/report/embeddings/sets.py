@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+from edge.errors import Raw
 from edge.files import sha256
 from export.data.evaluation import (
     MOST_PASSAGES,
@@ -19,6 +20,7 @@ from export.data.evaluation import (
     read_passages,
 )
 from export.data.examples import Examples, limited
+from export.errors import DataError
 from export.finetune.text_tasks import TASKS
 from export.report.embeddings import GROUPS, Group
 
@@ -80,14 +82,15 @@ def read_sets(data_dir: Path, documents: Path | None, only: Collection[Group], r
         runs: a single run is not mixed with others.
 
     Raises:
-        DataError: a group of ``only`` has no file, or no group has one; a file is malformed; or the passages are too
-            few.
+        DataError: a group of ``only`` has no file, or no group has one; a file is malformed; a set has nothing to
+            measure; or the passages are too few.
     """
     wanted = [group for group in GROUPS if group in (only or GROUPS) and (group != "mixed" or runs > 1)]
     pairs = {name: read() for name, read in pair_sets(data_dir).items()} if "sts" in wanted else {}
     asked = {"retrieval", "mixed"} & {*wanted}
     questions = {name: read() for name, read in question_sets(data_dir).items()} if asked else {}
     probes = _read_probes(data_dir) if "probes" in wanted else {}
+    _check_measurable(pairs, questions, probes)
     there = {"sts": pairs, "retrieval": questions, "probes": probes, "mixed": questions}
     absent = [group for group in wanted if not there[group]]
     if absent and (only or absent == wanted):
@@ -97,6 +100,20 @@ def read_sets(data_dir: Path, documents: Path | None, only: Collection[Group], r
         passages = read_passages(documents, MOST_PASSAGES, evaluation_texts(data_dir))
     groups = tuple(group for group in wanted if group not in absent)
     return Sets(groups, pairs, questions, passages, probes)
+
+
+def _check_measurable(
+    pairs: Mapping[str, Examples], questions: Mapping[str, Questions], probes: Mapping[str, Probe]
+) -> None:
+    needs = (
+        *((name, "different scores", {*one.targets.tolist()}, 2) for name, one in pairs.items()),
+        *((name, "questions with an answer", one.questions, 1) for name, one in questions.items()),
+        *((name, "classes to train a probe on", {*one.train.targets.tolist()}, 2) for name, one in probes.items()),
+    )
+    for name, things, found, least in needs:
+        if len(found) < least:
+            fix = "Get the whole set again, or choose other groups with --only."
+            raise DataError(name, given=Raw(f"{len(found)} {things}"), expected=f"{least} at least", fix=fix)
 
 
 def _read_probes(data_dir: Path) -> dict[str, Probe]:
