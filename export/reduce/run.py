@@ -128,12 +128,12 @@ def reduce_runs(
 ) -> list[PlannedRun]:
     """Reduce a fine-tuned or imported model to several speed-ups, and write a run directory for each.
 
-    Latencies, losses and unfinished layers are kept beside the new run, in :func:`state_of`; the same call resumes from
-    them, and a call with another target reuses them.
+    Latencies, losses and unfinished layers are kept beside the new run, or beside the directory of several, in
+    :func:`state_of`; the same call resumes from them, and a call with another target reuses them.
 
     Args:
-        directories: paths of the new runs by their target speed-ups; earlier runs there are replaced when these are
-            done.
+        directories: paths of the new runs by their target speed-ups, several in one directory; earlier runs there are
+            replaced when these are done.
         examples: of the training set, for calibration.
         points: the sizes of runs whose mean time is to fall.
         target: the device to plan for.
@@ -153,7 +153,8 @@ def reduce_runs(
     """
     started = time.perf_counter()
     source, names = Path(source), {f"{speedup:g}x": speedup for speedup in directories}
-    opened = open_source(source, data_dir, next(iter(directories.values())), examples)
+    first = next(iter(directories.values()))
+    opened = open_source(source, data_dir, first if len(directories) == 1 else first.parent, examples)
     texts = restoration and restoration.read(opened)
     targets, state = [target], opened.state
     (device,) = devices_of(targets, opened.model, points, state, precision=precision, on_progress=on_progress)

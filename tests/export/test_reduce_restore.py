@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import shutil
 
 import msgspec
 import pytest
@@ -22,9 +23,9 @@ from export.reduce.plan import plan_of
 from export.reduce.reduce import apply_plan
 from export.reduce.restore import RestorationRecipe, Texts, imitated_layers, read_restoration_texts, restore
 from export.training.log import RunFiles
-from export.training.runs import read_config
+from export.training.runs import CONFIG, read_config
 from tests.support.imported_directories import with_tokenizer, write_embedder
-from tests.support.task_data import Seen, encoded, invoke, make_sentiment, make_transformer, same
+from tests.support.task_data import Seen, encoded, invoke, make_sentiment, make_transformer, same, write_rows
 
 RECIPE = RestorationRecipe(epochs=3, passes=6, batch_size=32, peak_learning_rate=5e-3)
 BOARD = ("--for", "orin-nano-super:15W", "--tokens", 16)
@@ -142,11 +143,28 @@ def test_one_command_makes_a_family_that_is_near_the_original(place, monkeypatch
     assert config.provenance.seed == 0
     assert config.space == read_config(place / "run").space is not None
     assert not list(place.glob(".family*"))  # the state goes when all is written
+    assert (place / ".run.reduction").is_dir()  # where `fewheads plan` has it, too
+    assert {path.name for path in (place / "family").iterdir()} == {"1.3x", "2x"}
     assert (place / "family" / "2x" / "log.jsonl").exists()
     assert open_model(place / "family" / "2x").transformer.config.layers == tuple(
         LayerShape(layer["plan"]["shape"]["num_heads"], 16, layer["plan"]["shape"]["ffn_dim"])
         for layer in most["layers"]
     )
+
+
+def test_texts_are_compared_with_the_evaluation_sets_where_a_run_has_its_data(place, sst2, tmp_path):
+    run, data = (shutil.copytree(path, tmp_path / path.name) for path in (sst2 / "SST-2", sst2 / "glue"))
+    config = json.loads((run / CONFIG).read_text())
+    (run / CONFIG).write_text(json.dumps(config | {"data_dir": str(tmp_path)}))
+    command = (run, *BOARD, "--calibration", 200, "--distil", place / "texts.txt.xz", "--out", tmp_path / "small")
+    message = "evaluation sets in .*: got none of their files, expected sts/YEAR.NAME.test.tsv"
+    with pytest.raises(DataError, match=message):
+        invoke(reduce, *command, "--leave-out-evaluated")
+    (text, _), (other, _) = make_sentiment(2)
+    header = ("sentence1", "sentence2", "score")
+    write_rows(data / "STS-B" / "dev.tsv", header, [(text, other, 1)] * 4)
+    with pytest.raises(DataError, match=r"\d of \d+ with a sentence of an evaluation set, such as"):
+        invoke(reduce, *command)
 
 
 def read(place, lines, evaluated=(), leave_out=False, task=None):
@@ -197,7 +215,9 @@ def test_images_are_not_restored(place):
         read(place, PLAIN, task=DIGITS)
 
 
-@pytest.mark.parametrize("option", [("--passes", "2"), ("--lr", "1e-3"), ("--leave-out-evaluated",)])
+@pytest.mark.parametrize(
+    "option", [("--passes", "2"), ("--lr", "1e-3"), ("--leave-out-evaluated",), ("--device", "cpu")]
+)
 def test_options_of_a_restoration_need_texts(place, option):
     with pytest.raises(UsageError, match=f"{option[0]}: expected --distil with texts beside it"):
         invoke(reduce, place / "run", *BOARD, *option, "--data", place / "texts.txt.xz", "--out", place / "none")
