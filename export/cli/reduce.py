@@ -127,7 +127,7 @@ def reduce(
     if state_of(run, out).exists():
         remark(f"{out.name}: resumes from the timings and layers in {state_of(run, out)}")
     place, evaluated = (options.data_dir or Path("data")) if is_imported(config) else data_dir, frozenset[str]()
-    if distilling.leave_out or (distil and has_evaluation(place)):
+    if (distilling.leave_out and is_imported(config)) or (distil and has_evaluation(place)):
         evaluated = evaluation_texts(place)
     elif distil:
         remark(f"--distil: no text is compared with evaluation sets, of which there are none in {place}")

@@ -149,8 +149,8 @@ distil_options = grouped_options(
             "--leave-out-evaluated",
             "leave_out",
             is_flag=True,
-            help="Leave out texts of --distil with a sentence of the evaluation sets below --data-dir, which else are "
-            "refused.",
+            help="Leave out texts of --distil with a sentence of the evaluation sets below --data-dir, or of the run's "
+            "hold-out or dev, which else are refused.",
         ),
         click.option(
             "--passes",

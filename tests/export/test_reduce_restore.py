@@ -152,19 +152,23 @@ def test_one_command_makes_a_family_that_is_near_the_original(place, monkeypatch
     )
 
 
-def test_texts_are_compared_with_the_evaluation_sets_where_a_run_has_its_data(place, sst2, tmp_path):
+def test_texts_are_compared_with_what_a_run_is_measured_on_and_the_sets_beside_its_data(place, sst2, tmp_path):
     run, data = (shutil.copytree(path, tmp_path / path.name) for path in (sst2 / "SST-2", sst2 / "glue"))
     config = json.loads((run / CONFIG).read_text())
     (run / CONFIG).write_text(json.dumps(config | {"data_dir": str(tmp_path)}))
-    command = (run, *BOARD, "--calibration", 200, "--distil", place / "texts.txt.xz", "--out", tmp_path / "small")
-    message = "evaluation sets in .*: got none of their files, expected sts/YEAR.NAME.test.tsv"
-    with pytest.raises(DataError, match=message):
-        invoke(reduce, *command, "--leave-out-evaluated")
-    (text, _), (other, _) = make_sentiment(2)
+    known = {text for seed in (0, 1) for text, _ in make_sentiment(360, seed)}
+    lines = [text for text, _ in make_sentiment(600, seed=7) if text not in known]
+    dev, texts = max((text for text, _ in make_sentiment(40, seed=1)), key=len), tmp_path / "texts.txt"
+    texts.write_text("\n".join([*lines, dev]))
+    command = (*BOARD, "--calibration", 200, "--distil", texts, "--out", tmp_path / "small")
+    with pytest.raises(DataError, match=f"1 of .* with a sentence of an evaluation set, such as '{dev}'"):
+        invoke(reduce, run, *command)
     header = ("sentence1", "sentence2", "score")
-    write_rows(data / "STS-B" / "dev.tsv", header, [(text, other, 1)] * 4)
-    with pytest.raises(DataError, match=r"\d of \d+ with a sentence of an evaluation set, such as"):
-        invoke(reduce, *command)
+    write_rows(data / "STS-B" / "dev.tsv", header, [(max(lines, key=len), dev, 1)] * 4)
+    with pytest.raises(DataError, match=r"2 of .* with a sentence of an evaluation set"):
+        invoke(reduce, run, *command)
+    with pytest.raises(DataError, match=r"evaluation sets in .*: got no such directory, expected sts/YEAR\.NAME"):
+        invoke(reduce, place / "run", *command, "--leave-out-evaluated", "--data-dir", tmp_path / "none")
 
 
 def read(place, lines, evaluated=(), leave_out=False, task=None):

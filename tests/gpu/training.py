@@ -57,6 +57,7 @@ def compare(devices=("cpu", "cuda"), texts=3000, dim=256):
         (root / "texts.txt").write_text("\n".join(dict.fromkeys(text for text, _ in make_sentiment(texts))))
         # One table for both, because a plan by other timings is another model.
         plain = ("--distil", root / "texts.txt", "--latency-table", root / f".{teacher.name}.reduction" / LATENCIES)
+        plain += ("--leave-out-evaluated",)
         for device in devices:
             invoke(reduce, teacher, *calibration, *plain, "--device", device, "--out", root / device / "restored")
         for name in COMPARED:
