@@ -37,7 +37,7 @@ from export.training.options import (
     usable_precision,
 )
 from export.training.points import THIS, points_of
-from export.training.runs import recorded
+from export.training.runs import is_run, recorded
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
@@ -118,6 +118,9 @@ def reduce(
     inputs = {"RUN": run, **data_inputs(config, data_dir), "--latency-table": table, **texts}
     speedups = options.target_speedups
     outs = {speedup: out if len(speedups) == 1 else out / f"{speedup:g}x" for speedup in speedups}
+    if len(speedups) > 1 and is_run(out):
+        expected = f"a directory for the runs {' and '.join(directory.name for directory in outs.values())}"
+        raise UsageError(f"--out {out}", given=Raw("an existing run"), expected=expected, fix="Give another --out.")
     for directory in outs.values():
         check_run("--out", directory, inputs, replace=replace)
     with loading_torch():

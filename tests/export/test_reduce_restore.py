@@ -225,3 +225,10 @@ def test_images_are_not_restored(place):
 def test_options_of_a_restoration_need_texts(place, option):
     with pytest.raises(UsageError, match=f"{option[0]}: expected --distil with texts beside it"):
         invoke(reduce, place / "run", *BOARD, *option, "--data", place / "texts.txt.xz", "--out", place / "none")
+
+
+def test_a_family_is_not_written_into_a_run(place, tmp_path):
+    out = shutil.copytree(place / "run", tmp_path / "small")
+    options = ("--target-speedup", "2,1.5", "--data", place / "texts.txt.xz", "--out", out, "--replace")
+    with pytest.raises(UsageError, match=r"small: got an existing run, expected a directory for the runs 1\.5x and 2x"):
+        invoke(reduce, place / "run", *BOARD, *options)
