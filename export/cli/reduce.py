@@ -37,7 +37,7 @@ from export.training.options import (
     usable_precision,
 )
 from export.training.points import THIS, points_of
-from export.training.runs import recorded
+from export.training.runs import is_run, recorded
 
 # torch takes seconds to import, so only the command's body does it.
 if TYPE_CHECKING:
@@ -118,20 +118,25 @@ def reduce(
     inputs = {"RUN": run, **data_inputs(config, data_dir), "--latency-table": table, **texts}
     speedups = options.target_speedups
     outs = {speedup: out if len(speedups) == 1 else out / f"{speedup:g}x" for speedup in speedups}
+    if len(speedups) > 1 and is_run(out):
+        expected = f"a directory for the runs {' and '.join(directory.name for directory in outs.values())}"
+        raise UsageError(f"--out {out}", given=Raw("an existing run"), expected=expected, fix="Give another --out.")
     for directory in outs.values():
         check_run("--out", directory, inputs, replace=replace)
     with loading_torch():
         from export.data.evaluation import evaluation_texts, has_evaluation
         from export.reduce.restore import RestorationRecipe
         from export.reduce.run import Restoration, reduce_runs, state_of
-    first = next(iter(outs.values()))
-    if state_of(run, first).exists():
-        remark(f"{out.name}: resumes from the timings and layers in {state_of(run, first)}")
+    if state_of(run, out).exists():
+        remark(f"{out.name}: resumes from the timings and layers in {state_of(run, out)}")
+    place, evaluated = (options.data_dir or Path("data")) if is_imported(config) else data_dir, frozenset[str]()
+    if (distilling.leave_out and is_imported(config)) or (distil and has_evaluation(place)):
+        evaluated = evaluation_texts(place)
+    elif distil:
+        remark(f"--distil: no text is compared with evaluation sets, of which there are none in {place}")
     with reduction_progress(f"restoring {out.name}" if distil else None) as (on_progress, watch):
         restoration = None
         if distil:
-            place = options.data_dir or Path("data")
-            evaluated = evaluation_texts(place) if has_evaluation(place) else ()
             trained_in = usable_precision(click.get_current_context(), None, "auto")
             recipe = RestorationRecipe(
                 passes=distilling.passes, peak_learning_rate=distilling.rate, precision=trained_in
@@ -157,7 +162,7 @@ def reduce(
             remark(
                 f"{name}: {each.measured_speedup:.2f} times faster, where the timed shapes promised "
                 f"{each.expected_speedup:.2f}. If other work disturbed their timing, delete "
-                f"{state_of(run, first) / LATENCIES} and repeat the command with --replace on an idle machine."
+                f"{state_of(run, out) / LATENCIES} and repeat the command with --replace on an idle machine."
             )
     if reduced[0].losses_on == TRAIN and not is_imported(config):
         remark(f"{out.name}: the hold-out is too small for the losses, which were measured on learnt examples instead")

@@ -53,7 +53,7 @@ def held_sources(sources: Sequence[str], texts: Sequence[str], share: float = HO
     """
     held = held_groups(sources, share / 2)
     others = np.flatnonzero(~held)
-    left = (share * len(sources) - held.sum()) / len(others)
+    left = (share * len(sources) - held.sum()) / max(1, len(others))
     held[others] = held_out([texts[row] for row in others.tolist()], left)
     return held
 

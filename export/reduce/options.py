@@ -125,11 +125,11 @@ class DistilOptions(NamedTuple):
     rate: float
 
     def checked_texts(self) -> tuple[Path, ...]:
-        """Return the files of texts; raise a UsageError if there are none, but another of these options is given."""
-        if not self.distil and (other := {"leave_out", "passes", "rate"} & {each.name for each in given_options()}):
-            given = next(each for each in given_options() if each.name in other)
+        """Return the files of texts; raise a UsageError if there are none, but an option of a training is given."""
+        others = [each for each in given_options() if each.name in ("leave_out", "passes", "rate", "device")]
+        if not self.distil and others:
             fix = "Leave it out, or give --distil."
-            raise UsageError(given.opts[0], expected="--distil with texts beside it", fix=fix)
+            raise UsageError(others[0].opts[0], expected="--distil with texts beside it", fix=fix)
         return self.distil
 
 
@@ -149,8 +149,8 @@ distil_options = grouped_options(
             "--leave-out-evaluated",
             "leave_out",
             is_flag=True,
-            help="Leave out texts of --distil with a sentence of the evaluation sets below --data-dir, which else are "
-            "refused.",
+            help="Leave out texts of --distil with a sentence of the evaluation sets below --data-dir, or of the run's "
+            "hold-out or dev, which else are refused.",
         ),
         click.option(
             "--passes",

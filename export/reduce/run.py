@@ -16,6 +16,7 @@ from export.errors import PlanError
 from export.finetune.models import Architecture, open_model
 from export.finetune.run import predict_splits, prepare, save_run, task_of
 from export.finetune.task import Data, Reader, Task
+from export.finetune.text_tasks import SentenceTask
 from export.models.heads import Head
 from export.models.transformer import LayerShape
 from export.reduce.calibration import calibration_batches, check_weights
@@ -99,10 +100,14 @@ class Restoration(NamedTuple):
     device: DeviceName = "auto"
     observer: Observer = SILENT
 
-    def read(self, opened: OpenedSource) -> Texts:
-        """Read the texts for a model."""
+    def read(self, opened: OpenedSource, data_dir: str | Path) -> Texts:
+        """Read the texts for a model; those of the task's own hold-out and dev count as evaluated, too."""
+        evaluated = set(self.evaluated)
+        if isinstance(opened.task, SentenceTask):
+            measured = opened.task.examples(data_dir).measured.values()
+            evaluated.update(text for examples in measured for row in examples.texts for text in row)
         longest = min(opened.architecture.max_length, self.recipe.max_length)
-        how = opened.task, opened.reader, longest, self.evaluated, self.leave_out
+        how = opened.task, opened.reader, longest, evaluated, self.leave_out
         return read_restoration_texts(self.texts, *how)
 
     @property
@@ -128,12 +133,12 @@ def reduce_runs(
 ) -> list[PlannedRun]:
     """Reduce a fine-tuned or imported model to several speed-ups, and write a run directory for each.
 
-    Latencies, losses and unfinished layers are kept beside the new run, in :func:`state_of`; the same call resumes from
-    them, and a call with another target reuses them.
+    Latencies, losses and unfinished layers are kept beside the new run, or beside the directory of several, in
+    :func:`state_of`; the same call resumes from them, and a call with another target reuses them.
 
     Args:
-        directories: paths of the new runs by their target speed-ups; earlier runs there are replaced when these are
-            done.
+        directories: paths of the new runs by their target speed-ups, several in one directory; earlier runs there are
+            replaced when these are done.
         examples: of the training set, for calibration.
         points: the sizes of runs whose mean time is to fall.
         target: the device to plan for.
@@ -153,8 +158,9 @@ def reduce_runs(
     """
     started = time.perf_counter()
     source, names = Path(source), {f"{speedup:g}x": speedup for speedup in directories}
-    opened = open_source(source, data_dir, next(iter(directories.values())), examples)
-    texts = restoration and restoration.read(opened)
+    first = next(iter(directories.values()))
+    opened = open_source(source, data_dir, first if len(directories) == 1 else first.parent, examples)
+    texts = restoration and restoration.read(opened, data_dir)
     targets, state = [target], opened.state
     (device,) = devices_of(targets, opened.model, points, state, precision=precision, on_progress=on_progress)
     for speedup in directories:

@@ -35,14 +35,13 @@ class AveragedWeights:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Give the model its averaged weights for the block, in which it may be read but not trained."""
-        self.exchange()
+        self._exchange()
         try:
             yield
         finally:
-            self.exchange()
+            self._exchange()
 
-    def exchange(self) -> None:
-        """Exchange the weights and their average: once, at the end of a training, to keep the average."""
+    def _exchange(self) -> None:
         for parameter, average in zip(self._parameters, self._average, strict=True):
             parameter.data, average.data = average.data, parameter.data
 

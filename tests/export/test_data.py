@@ -137,6 +137,7 @@ def test_half_of_the_rows_held_out_by_source_are_of_sources_that_are_not_learnt(
     other = sum(source not in learnt for source, out in zip(sources, held, strict=True) if out)
     assert held.sum() in range(100, 103)
     assert 40 < other <= 50
+    assert held_sources(["book"], ["the only sentence"]).tolist() == [True]  # and no row is left
 
 
 def test_limited_draws_the_same_examples_and_fewer_are_part_of_more():

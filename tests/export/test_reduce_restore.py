@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import shutil
 
 import msgspec
 import pytest
@@ -22,9 +23,9 @@ from export.reduce.plan import plan_of
 from export.reduce.reduce import apply_plan
 from export.reduce.restore import RestorationRecipe, Texts, imitated_layers, read_restoration_texts, restore
 from export.training.log import RunFiles
-from export.training.runs import read_config
+from export.training.runs import CONFIG, read_config
 from tests.support.imported_directories import with_tokenizer, write_embedder
-from tests.support.task_data import Seen, encoded, invoke, make_sentiment, make_transformer, same
+from tests.support.task_data import Seen, encoded, invoke, make_sentiment, make_transformer, same, write_rows
 
 RECIPE = RestorationRecipe(epochs=3, passes=6, batch_size=32, peak_learning_rate=5e-3)
 BOARD = ("--for", "orin-nano-super:15W", "--tokens", 16)
@@ -142,11 +143,32 @@ def test_one_command_makes_a_family_that_is_near_the_original(place, monkeypatch
     assert config.provenance.seed == 0
     assert config.space == read_config(place / "run").space is not None
     assert not list(place.glob(".family*"))  # the state goes when all is written
+    assert (place / ".run.reduction").is_dir()  # where `fewheads plan` has it, too
+    assert {path.name for path in (place / "family").iterdir()} == {"1.3x", "2x"}
     assert (place / "family" / "2x" / "log.jsonl").exists()
     assert open_model(place / "family" / "2x").transformer.config.layers == tuple(
         LayerShape(layer["plan"]["shape"]["num_heads"], 16, layer["plan"]["shape"]["ffn_dim"])
         for layer in most["layers"]
     )
+
+
+def test_texts_are_compared_with_what_a_run_is_measured_on_and_the_sets_beside_its_data(place, sst2, tmp_path):
+    run, data = (shutil.copytree(path, tmp_path / path.name) for path in (sst2 / "SST-2", sst2 / "glue"))
+    config = json.loads((run / CONFIG).read_text())
+    (run / CONFIG).write_text(json.dumps(config | {"data_dir": str(tmp_path)}))
+    known = {text for seed in (0, 1) for text, _ in make_sentiment(360, seed)}
+    lines = [text for text, _ in make_sentiment(600, seed=7) if text not in known]
+    dev, texts = max((text for text, _ in make_sentiment(40, seed=1)), key=len), tmp_path / "texts.txt"
+    texts.write_text("\n".join([*lines, dev]))
+    command = (*BOARD, "--calibration", 200, "--distil", texts, "--out", tmp_path / "small")
+    with pytest.raises(DataError, match=f"1 of .* with a sentence of an evaluation set, such as '{dev}'"):
+        invoke(reduce, run, *command)
+    header = ("sentence1", "sentence2", "score")
+    write_rows(data / "STS-B" / "dev.tsv", header, [(max(lines, key=len), dev, 1)] * 4)
+    with pytest.raises(DataError, match=r"2 of .* with a sentence of an evaluation set"):
+        invoke(reduce, run, *command)
+    with pytest.raises(DataError, match=r"evaluation sets in .*: got no such directory, expected sts/YEAR\.NAME"):
+        invoke(reduce, place / "run", *command, "--leave-out-evaluated", "--data-dir", tmp_path / "none")
 
 
 def read(place, lines, evaluated=(), leave_out=False, task=None):
@@ -197,7 +219,16 @@ def test_images_are_not_restored(place):
         read(place, PLAIN, task=DIGITS)
 
 
-@pytest.mark.parametrize("option", [("--passes", "2"), ("--lr", "1e-3"), ("--leave-out-evaluated",)])
+@pytest.mark.parametrize(
+    "option", [("--passes", "2"), ("--lr", "1e-3"), ("--leave-out-evaluated",), ("--device", "cpu")]
+)
 def test_options_of_a_restoration_need_texts(place, option):
     with pytest.raises(UsageError, match=f"{option[0]}: expected --distil with texts beside it"):
         invoke(reduce, place / "run", *BOARD, *option, "--data", place / "texts.txt.xz", "--out", place / "none")
+
+
+def test_a_family_is_not_written_into_a_run(place, tmp_path):
+    out = shutil.copytree(place / "run", tmp_path / "small")
+    options = ("--target-speedup", "2,1.5", "--data", place / "texts.txt.xz", "--out", out, "--replace")
+    with pytest.raises(UsageError, match=r"small: got an existing run, expected a directory for the runs 1\.5x and 2x"):
+        invoke(reduce, place / "run", *BOARD, *options)

@@ -15,6 +15,7 @@ import torch
 
 from export.cli.finetune import finetune
 from export.cli.reduce import reduce
+from export.reduce.target import LATENCIES
 from export.training.device import device_of
 from export.training.runs import METRICS, RunMetrics
 from tests.support.task_data import invoke, make_sentiment, make_transformer, write_model
@@ -54,9 +55,11 @@ def compare(devices=("cpu", "cuda"), texts=3000, dim=256):
             options = ("--device", device, "--out", root / device, "--name")
             invoke(finetune, *data, *options, "taught", "--model", root / "small", "--teacher", teacher)
         (root / "texts.txt").write_text("\n".join(dict.fromkeys(text for text, _ in make_sentiment(texts))))
-        plain = ("--distil", root / "texts.txt", "--target-speedup", 1.5, "--calibration", 200, "--tokens", 16)
+        # One table for both, because a plan by other timings is another model.
+        plain = ("--distil", root / "texts.txt", "--latency-table", root / f".{teacher.name}.reduction" / LATENCIES)
+        plain += ("--leave-out-evaluated",)
         for device in devices:
-            invoke(reduce, teacher, *plain, "--device", device, "--out", root / device / "restored")
+            invoke(reduce, teacher, *calibration, *plain, "--device", device, "--out", root / device / "restored")
         for name in COMPARED:
             runs = {device: read(root / device / name) for device in devices}
             ours, theirs = (runs[device].losses for device in devices)
