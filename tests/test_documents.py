@@ -19,7 +19,7 @@ from export.estimate.roofline import ERRORS
 from export.models.transformer import LayerShape
 from export.papers.backward import tables as backward_tables
 from export.papers.calculator import tables as calculator_tables
-from export.papers.frontier import boards
+from export.papers.frontier import boards, families
 from export.papers.looped import tables as looped_tables
 from export.reduce import restoration_tables
 from export.reduce import tables as reduce_tables
@@ -213,7 +213,9 @@ def test_the_predictions_of_layers_are_those_of_today():
 
 #: The commands that write documents from committed records; that of ``fewheads frontier`` takes half a minute, see
 #: tests/export/test_papers_frontier.py.
-WRITERS = (document, reduce_tables, restoration_tables, backward_tables, calculator_tables, looped_tables, boards)
+WRITERS = (
+    *(document, reduce_tables, restoration_tables, backward_tables, calculator_tables, looped_tables, boards, families),
+)
 
 
 @pytest.mark.parametrize("module", WRITERS, ids=lambda module: module.__name__)
@@ -244,7 +246,13 @@ _PAPERS = (
 )
 #: Pages whose tables of figures each name a record and the command that recomputes them.
 RECORDED = (
-    *("README.md", "export/reduce/LIMITS.md", "export/reduce/RESULTS.md", "export/estimate/README.md"),
+    *(
+        "README.md",
+        "export/papers/frontier/FAMILIES.md",
+        "export/reduce/LIMITS.md",
+        "export/reduce/RESULTS.md",
+        "export/estimate/README.md",
+    ),
     *("export/bundle/fewest_kernels/KERNELS.md", "export/bundle/pack/README.md"),
     *("deploy/peers/RESULTS.md", "deploy/boards/README.md"),
     *(f"export/papers/{name}" for name in _PAPERS),

@@ -26,7 +26,7 @@ from export.reduce.options import (
     reduction_progress,
 )
 from export.reduce.target import LATENCIES, Target, parse_target
-from export.training.loading import loading_torch
+from export.training.loading import all_cores, loading_torch
 from export.training.log import RunFiles
 from export.training.options import (
     DIRECTORY,
@@ -134,7 +134,8 @@ def reduce(
         evaluated = evaluation_texts(place)
     elif distil:
         remark(f"--distil: no text is compared with evaluation sets, of which there are none in {place}")
-    with reduction_progress(f"restoring {out.name}" if distil else None) as (on_progress, watch):
+    bars = reduction_progress(f"restoring {out.name}" if distil else None)
+    with all_cores(bool(distil)), bars as (on_progress, watch):
         restoration = None
         if distil:
             trained_in = usable_precision(click.get_current_context(), None, "auto")
@@ -217,6 +218,8 @@ def _print(reduced: PlannedRun) -> None:
         "After restoration" if restored else "Before any fine-tuning", ("split", "metric", "value", "items"), accuracy
     )
     divergence = reduced.divergence
+    if reduced.closeness is not None:
+        click.echo(f"Closeness to the original on held-out texts of --distil: {reduced.closeness:.4g}")
     click.echo(
         f"Divergence from the original: {divergence.calibration:.3g} on the calibration set, "
         f"{divergence.holdout:.3g} on the hold-out"

@@ -60,8 +60,12 @@ class _Speedups(click.ParamType[tuple[float, ...]]):
         factors = set[float]()
         with suppress(ValueError):
             factors = {float(text) for text in value.split(",")}
-        if not factors or not all(1 < factor < math.inf for factor in factors):
-            expected, fix = "factors above 1", "Give one, such as 2, or to `fewheads reduce` several, such as 1.5,2,3."
+        named = {f"{factor:g}" for factor in factors}
+        if not named or len(named) < len(factors) or not all(1 < factor < math.inf for factor in factors):
+            expected, fix = (
+                "different factors above 1",
+                "Give one, such as 2, or to `fewheads reduce` several, such as 1.5,2,3.",
+            )
             raise UsageError("--target-speedup", given=value, expected=expected, fix=fix)
         return tuple(sorted(factors))
 

@@ -161,9 +161,9 @@ def _check_language(names: str, reader: Tokenizer, texts: Sequence[tuple[str, ..
 
 
 class Restored(NamedTuple):
-    """The training of some students, and how near each is to the original.
+    """The training of some students, and how near each is to the original; see :meth:`RestorationObjective.closeness`.
 
-    See :meth:`RestorationObjective.closeness`.
+    Its scores are means over the students, and so is the choice of the epoch that all of them keep.
     """
 
     trained: Trained
@@ -237,6 +237,10 @@ class RestorationObjective:
         self._order = lru_cache(maxsize=1)(self._shuffled)
         self._by_angle = isinstance(original, SentenceEmbedder)
         self._wanted = outputs_by_row(original, texts.held_out, precision=recipe.precision) if self._by_angle else []
+        self._size = 1.0
+        if self._by_angle:  # so that the loss of embeddings that are not normalised is as large as that of others
+            embeddings = original.answers([row.outputs for row in self._wanted])
+            self._size = float(np.square(embeddings).sum(axis=1).mean())
 
     def fingerprint(self) -> str:
         """Return a hash of the weights, the original's, the texts and the plan."""
@@ -272,7 +276,7 @@ class RestorationObjective:
         weights = self._recipe
         with self._recorded(student.model, range(len(layers))) as (states, own):
             outputs = outputs_of(student.model, inputs)
-        loss = weights.output * student.model.imitation(outputs, wanted, 1.0)
+        loss = weights.output * student.model.imitation(outputs, wanted, 1.0) / self._size
         if weights.hidden:
             loss = loss + weights.hidden * hidden_loss([state.float() for state in states], layers, inputs.mask)
         if weights.similarity and isinstance(outputs, Tensor) and isinstance(student.model, SentenceEmbedder):

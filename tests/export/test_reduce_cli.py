@@ -230,8 +230,8 @@ def test_devices_and_targets_that_cannot_be_are_rejected(place, first, tmp_path)
         invoke(reduce, *run, "--latency-table", place / "SST-2" / CONFIG)
     with pytest.raises(UsageError, match=r"--tokens: got 200, expected at most \d+, the positions of the model"):
         invoke(reduce, *run, "--tokens", 200)
-    for wrong in ("nan", "1", "2,fast", ""):
-        with pytest.raises(UsageError, match=f"--target-speedup: got '{wrong}', expected factors above 1"):
+    for wrong in ("nan", "1", "2,fast", "2,2.0000001", ""):
+        with pytest.raises(UsageError, match=f"--target-speedup: got '{wrong}', expected different factors above 1"):
             invoke(reduce, *run, "--target-speedup", wrong)
     with pytest.raises(UsageError, match=r"--target-speedup: got 1\.5,2, expected one"):
         invoke(plan, place / "SST-2", "--target-speedup", "2,1.5")

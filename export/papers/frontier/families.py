@@ -6,14 +6,16 @@ of their bundle. ``python -m export.papers.frontier.families`` writes the tables
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from edge.bundles.manifest import Manifest, MeasuredLatency, Tier
 from export.report.embeddings.records import COSINE, RunRecord, Score, read_records, tables
 from export.report.table import Table, with_tables, write_pages
+from export.training.intervals import with_interval
 
 _HERE = Path(__file__).parent
 PAGE, README = _HERE / "FAMILIES.md", _HERE.parents[2] / "README.md"
@@ -21,6 +23,8 @@ _COMMAND = "python -m export.papers.frontier.families"
 _RECORDS = "export/papers/frontier/families"
 #: Power modes of the estimates.
 _MODES = ("15W", "MAXN_SUPER")
+#: End of the names of tiers in INT8.
+_INT8 = "-int8"
 _MEAN, _SICK, _QUESTIONS = "mean of STS13, STS14, STS15, STS-B dev", "SICK test", "QNLI dev"
 
 
@@ -29,65 +33,82 @@ def pages() -> dict[Path, str]:
     page, summary = PAGE.read_text(), list[Sequence[object]]()
     for directory in sorted(path for path in (_HERE / "families").iterdir() if path.is_dir()):
         records = read_records(directory)
+        manifest = msgspec.json.decode((directory / "manifest.json").read_bytes(), type=Manifest)
         found = {
-            "speed": _speed(records, directory),
-            **{table.title.partition(" ")[0]: table for table in tables(records)},
+            "orin": _predicted(directory),
+            "x86": _measured(manifest),
+            **{table.title.partition(" ")[0].lower(): table for table in tables(records)},
         }
-        names = {f"{_RECORDS}/{directory.name}#{name.lower()}": table for name, table in found.items()}
+        names = {f"{_RECORDS}/{directory.name}#{name}": table for name, table in found.items()}
         page = with_tables(page, _COMMAND, names)
-        summary += _summary(records)
+        summary += _summary(records, _speeds(manifest.tiers, records))
     heads = (
-        "model",
-        "on a Jetson, FP16, predicted",
-        "similarity",
-        "SICK",
-        "retrieval in the original's index",
-        "cosine",
+        *("model", "on a Jetson, FP16, predicted", "on x86, FP32, INT8", "similarity", "SICK"),
+        *("retrieval from the original's index", "cosine"),
     )
     return {PAGE: page, README: with_tables(README.read_text(), _COMMAND, {_RECORDS: Table("", heads, summary)})}
 
 
-def _summary(records: Sequence[RunRecord]) -> Iterator[Sequence[object]]:
-    """Yield a row of the README for each run: its score if it is the original, else its differences."""
+def _summary(records: Sequence[RunRecord], speeds: Mapping[str, Sequence[str]]) -> Iterator[Sequence[object]]:
+    """Yield a row of the README for each run: scores of the original, and differences of the others."""
     for record in records:
-        times = (one for one in record.speed.predicted if one.rows == 1)
         is_original = record is records[0]
-        faster = "1×" if is_original else ", ".join(f"{one.times_faster:.1f}×" for one in times)
-        found = {
-            (one.group, one.items, one.measure): one
-            for one in record.scores
-            if (one.queries, one.index) != ("original", "run")
-        }
-        mixed = next(
-            (
-                one
-                for one in record.scores
-                if one.group == "mixed" and one.items == _QUESTIONS and (one.queries, one.index) == ("run", "original")
-            ),
-            None,
-        )
+        scores = {(one.group, one.items, one.measure, one.queries, one.index): one for one in record.scores}
         shown = (
-            found["sts", _MEAN, "Spearman"],
-            found["sts", _SICK, "Spearman"],
-            found["retrieval", _QUESTIONS, "MRR@10"] if is_original else mixed,
+            scores["sts", _MEAN, "Spearman", "run", "run"],
+            scores["sts", _SICK, "Spearman", "run", "run"],
+            scores["retrieval", _QUESTIONS, "MRR@10", "run", "run"]
+            if is_original
+            else scores["mixed", _QUESTIONS, "MRR@10", "run", "original"],
         )
-        cosine = next((one.value for one in record.scores if one.measure == COSINE), None)
-        yield (record.run, faster, *map(_cell, shown), None if is_original else cosine)
+        cosine = [f"{one.value.value:.3f}" for one in record.scores if one.measure == COSINE]
+        yield (record.run, *speeds[record.run], *map(_cell, shown), *(cosine[:1] if not is_original else [""]))
 
 
-def _cell(score: Score | None) -> object:
-    if score is None:
-        return None
-    return score.difference or f"{score.value.value:.1f}"
+def _cell(score: Score) -> str:
+    found = score.difference
+    if found is None:
+        return f"{score.value.value:.1f}"
+    return with_interval(found.value, found.interval, lambda number: f"{number:+.1f}")
 
 
-def _speed(records: Sequence[RunRecord], directory: Path) -> Table:
+def _speeds(tiers: Sequence[Tier], records: Sequence[RunRecord]) -> dict[str, tuple[str, str]]:
+    """Return the speeds of each run: predicted in FP16 for 32 and 128 tokens, and measured in FP32 and INT8 for 32."""
+    faster = {
+        (tier.name, isinstance(one, MeasuredLatency), one.tokens): f"{one.times_faster:.1f}×"
+        for tier in tiers
+        for one in tier.latencies
+        if one.rows == 1
+    }
+    names = [tier.name for tier in tiers if not tier.name.endswith(_INT8)]
+    return {
+        record.run: (
+            ", ".join(faster[name, False, tokens] for tokens in (32, 128)),
+            ", ".join(faster[each, True, 32] for each in (name, name + _INT8)),
+        )
+        for record, name in zip(records, names, strict=True)
+    }
+
+
+def _measured(manifest: Manifest) -> Table:
+    """Return the latencies that were measured here in turns, and the sizes of the files."""
+    rows = []
+    for tier in manifest.tiers:
+        sizes = {file.runtime: f"{manifest.files[file.file].size_bytes / 1e6:.1f}" for file in tier.artifacts}
+        measured = [one for one in tier.latencies if isinstance(one, MeasuredLatency) and one.rows == 1]
+        cells = [text for one in measured for text in (f"{one.milliseconds:.2f}", f"{one.times_faster:.2f}×")]
+        rows.append((tier.name, measured[0].precision, *cells, sizes["onnxruntime"], sizes["tensorrt"]))
+    heads = ("tier", "precision", "32 tokens, ms", "times faster", "128 tokens, ms", "times faster")
+    return Table("", (*heads, "file for ONNX Runtime, MB", "for TensorRT, MB"), rows, 2)
+
+
+def _predicted(directory: Path) -> Table:
     """Return the predicted latencies of all tiers, for both precisions and power modes."""
     estimates = [msgspec.json.decode((directory / f"estimate-{mode}.json").read_bytes()) for mode in _MODES]
     rows: dict[tuple[str, str, int], list[Any]] = {}
     for estimate in estimates:
         for row in estimate["rows"]:
-            cells = rows.setdefault((row["tier"].removesuffix("-int8"), row["precision"], row["tokens"]), [])
+            cells = rows.setdefault((row["tier"], row["precision"], row["tokens"]), [])
             band = row["prediction"]
             cells += [
                 f"{row['milliseconds']:.2f} ({band['low_ms']:.2f} … {band['high_ms']:.2f})",
