@@ -121,8 +121,12 @@ def reduce(
     if len(speedups) > 1 and is_run(out):
         expected = f"a directory for the runs {' and '.join(directory.name for directory in outs.values())}"
         raise UsageError(f"--out {out}", given=Raw("an existing run"), expected=expected, fix="Give another --out.")
+    if distil and config is not None and config.arguments.get("image"):
+        fix = "Leave --distil out, and fine-tune with --teacher."
+        raise UsageError("--distil", given=Raw("a model of images"), expected="a model of texts", fix=fix)
+    files = RunFiles(out)  # with a state, an interruption left some runs of the family written, and others not
     for directory in outs.values():
-        check_run("--out", directory, inputs, replace=replace)
+        check_run("--out", directory, inputs, replace=replace or files.state.exists())
     with loading_torch():
         from export.data.evaluation import evaluation_texts, has_evaluation
         from export.reduce.restore import RestorationRecipe
@@ -142,8 +146,7 @@ def reduce(
             recipe = RestorationRecipe(
                 passes=distilling.passes, peak_learning_rate=distilling.rate, precision=trained_in
             )
-            files, leave_out = RunFiles(out), distilling.leave_out
-            restoration = Restoration(distil, recipe, files, evaluated, leave_out, device, watch)
+            restoration = Restoration(distil, recipe, files, evaluated, distilling.leave_out, device, watch)
         reduced = reduce_runs(
             run,
             data_dir,

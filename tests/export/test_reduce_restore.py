@@ -12,7 +12,7 @@ from edge.errors import UsageError
 from export.cli.reduce import reduce
 from export.data.evaluation import has_evaluated
 from export.data.tokens import load_tokenizer
-from export.errors import DataError
+from export.errors import CheckpointError, DataError
 from export.finetune.image_tasks import DIGITS
 from export.finetune.imported import ImportedTask
 from export.finetune.models import open_model
@@ -150,6 +150,21 @@ def test_one_command_makes_a_family_that_is_near_the_original(place, monkeypatch
         LayerShape(layer["plan"]["shape"]["num_heads"], 16, layer["plan"]["shape"]["ffn_dim"])
         for layer in most["layers"]
     )
+    with pytest.raises(UsageError, match=r"--out .*1\.3x: got an existing run"):
+        invoke(reduce, *command)
+    state = place / ".family.state"  # of an interruption between the first run and the second: they are made anew
+    state.write_bytes(b"cut")
+    with pytest.raises(CheckpointError, match=r"\.family\.state: got .*, expected the state of a training run"):
+        invoke(reduce, *command)
+
+
+def test_models_of_images_are_refused_before_their_data_are_read(place, tmp_path):
+    run = shutil.copytree(place / "run", tmp_path / "run")
+    config = json.loads((run / CONFIG).read_text())
+    config["arguments"]["image"] = {"size": 16}
+    (run / CONFIG).write_text(json.dumps(config))
+    with pytest.raises(UsageError, match="--distil: got a model of images, expected a model of texts"):
+        invoke(reduce, run, *BOARD, "--distil", place / "texts.txt.xz", "--out", tmp_path / "small")
 
 
 def test_texts_are_compared_with_what_a_run_is_measured_on_and_the_sets_beside_its_data(place, sst2, tmp_path):
