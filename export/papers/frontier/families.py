@@ -14,6 +14,7 @@ import msgspec
 
 from edge.bundles.manifest import Manifest, MeasuredLatency, Tier
 from export.report.embeddings.records import COSINE, RunRecord, Score, read_records, tables
+from export.report.int8 import DYNAMIC, METHODS, Int8Comparison
 from export.report.table import Table, with_tables, write_pages
 from export.training.intervals import with_interval
 
@@ -37,6 +38,7 @@ def pages() -> dict[Path, str]:
         found = {
             "orin": _predicted(directory),
             "x86": _measured(manifest),
+            "int8": _int8(directory),
             **{table.title.partition(" ")[0].lower(): table for table in tables(records)},
         }
         names = {f"{_RECORDS}/{directory.name}#{name}": table for name, table in found.items()}
@@ -116,6 +118,19 @@ def _predicted(directory: Path) -> Table:
             ]
     heads = ("tier", "precision", "tokens", *(head for mode in _MODES for head in (f"{mode}, ms", "times faster")))
     return Table("", heads, [(*key, *cells) for key, cells in rows.items()], 2)
+
+
+def _int8(directory: Path) -> Table:
+    """Return what INT8 changes on STS-B's dev, of the files for ONNX Runtime and of those for TensorRT."""
+    rows = []
+    for path in sorted(directory.glob("int8-*.json")):
+        record = msgspec.json.decode(path.read_bytes(), type=Int8Comparison)
+        scored = {one.method: one for one in record.scored}
+        for name, method in (("dynamic, ONNX Runtime", DYNAMIC), ("static, as for TensorRT", METHODS[-1])):
+            found = scored[method].difference
+            change = with_interval(found.value, found.interval, lambda number: f"{100 * number:+.2f}")
+            rows.append((record.run, name, record.n, change))
+    return Table("", ("run", "INT8", "pairs", "Spearman x 100, difference to FP32"), rows, 2)
 
 
 if __name__ == "__main__":
