@@ -12,6 +12,7 @@ from torch import Tensor
 
 from edge.datatypes import Array
 from edge.errors import Raw
+from export.data.evaluation import has_evaluated
 from export.data.examples import Examples
 from export.data.tokens import Rows, shuffled_batches
 from export.data.unlabelled import read_texts
@@ -26,12 +27,15 @@ def read_transfer(path: Path, pair: bool, measured: Iterable[Examples]) -> Examp
     """Read a text in each line; for ``pair``, each is put before another one, by turns the next one and any.
 
     Raises:
-        DataError: as :func:`export.data.unlabelled.read_texts`; or a text is among those that models are measured on.
+        DataError: as :func:`export.data.unlabelled.read_texts`; or a text, or a sentence of it, is one that models are
+            measured on.
     """
     texts = [text for (text,) in read_texts(path, pair=False)]
     known = {text for examples in measured for row in examples.texts for text in row}
-    if shared := [text for text in texts if text in known]:
-        given = Raw(f"{len(shared):,} texts of the hold-out or dev, such as {shared[0][:60]!r}")
+    within = has_evaluated(((text,) for text in texts), known)
+    # Of few letters, only the whole text counts.
+    if shared := [text for text, has in zip(texts, within, strict=True) if has or text in known]:
+        given = Raw(f"{len(shared):,} of {len(texts):,} with text of the hold-out or dev, such as {shared[0][:60]!r}")
         fix = "Remove these lines."
         raise DataError(f"texts {path}", given=given, expected="texts that nothing is measured on", fix=fix)
     rows = _recombined(texts) if pair else tuple((text,) for text in texts)

@@ -35,7 +35,11 @@ def test_pairs_are_neighbours_and_others_by_turns_and_nothing_measured_is_learnt
     assert 0 not in steps
     assert len(set(steps[1::2])) > 8
     assert read_transfer(texts, False, []).texts[3] == ("text 3",)
-    with pytest.raises(DataError, match=r"texts\.txt: got 1 texts of the hold-out or dev, such as 'text 7'.*Remove"):
+    with pytest.raises(DataError, match=r"got 1 of 40 with text of the hold-out or dev, such as 'text 7'.*Remove"):
+        read_transfer(texts, False, [dev])
+    dev = Examples((("The cat sat on a mat.",),), np.zeros(1))
+    texts.write_text("It rains. The cat sat on a mat!\nThe mat is red.\n")
+    with pytest.raises(DataError, match=r"got 1 of 2 with text of the hold-out or dev, such as 'It rains\."):
         read_transfer(texts, False, [dev])
 
 
