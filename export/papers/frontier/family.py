@@ -204,7 +204,7 @@ def answer(family: Family, inputs: Inputs, directory: Path, watch: Watch) -> Ans
         plain = plain_onnx(model, dev)
         files = {FP32: fused(plain)}
         if run == DENSE or run in family.frontier.tiers:
-            files[INT8] = dynamic_int8(plain)
+            files[INT8] = dynamic_int8(plain, calibration)
             files[STATIC] = static_int8(plain, input_ranges(plain, calibration, Scheme()))
         for precision, data in files.items():
             path = file_of(directory, (run, precision))
