@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,6 +50,13 @@ class _Vectors(NamedTuple):
     questions: dict[str, Array]
     documents: dict[str, Array]
     passages: Array
+
+
+class _Ranks(NamedTuple):
+    """The rank of the right document for each question, from 1, [n], and the number of all documents."""
+
+    ranks: Array
+    documents: int
 
 
 def check_mixed(runs: Sequence[EmbeddingRun]) -> None:
@@ -108,8 +115,9 @@ def evaluate(
             return embed(run, texts, cache, count)
 
         vectors = _vectors(sets, of)
-        measured = [*_similarities(sets, of), *_retrieval(sets, vectors), *_probes(sets, of)]
-        measured += _mixed(sets, vectors, original)
+        own = {name: _ranks(sets, name, vectors, vectors) for name in sets.questions}
+        measured = [*_similarities(sets, of), *_retrieval(sets, own), *_probes(sets, of)]
+        measured += _mixed(sets, vectors, original, own)
         if original is None:
             original, base = vectors, {one.key: one.sample for one in measured}
             measured = _with_published(run, measured)
@@ -143,10 +151,9 @@ def _similarities(sets: Sets, of: Callable[[Sequence[str]], Array]) -> Iterator[
         yield _measured("sts", f"mean of {', '.join(_AVERAGED)}", "Spearman", pairs, average)
 
 
-def _retrieval(sets: Sets, vectors: _Vectors) -> Iterator[_Measured]:
+def _retrieval(sets: Sets, own: Mapping[str, _Ranks]) -> Iterator[_Measured]:
     if "retrieval" in sets.groups:
-        for name in sets.questions:
-            ranks, documents = _ranks(sets, name, vectors, vectors)
+        for name, (ranks, documents) in own.items():
             for measure, values in (
                 (f"MRR@{_FOUND}", _reciprocal(ranks)),
                 ("recall@1", ranks == 1),
@@ -155,7 +162,7 @@ def _retrieval(sets: Sets, vectors: _Vectors) -> Iterator[_Measured]:
                 yield _measured("retrieval", name, measure, len(ranks), _mean(100.0 * values), documents=documents)
 
 
-def _mixed(sets: Sets, vectors: _Vectors, original: _Vectors | None) -> Iterator[_Measured]:
+def _mixed(sets: Sets, vectors: _Vectors, original: _Vectors | None, own: Mapping[str, _Ranks]) -> Iterator[_Measured]:
     if "mixed" not in sets.groups:
         return
     if original is not None:
@@ -167,7 +174,8 @@ def _mixed(sets: Sets, vectors: _Vectors, original: _Vectors | None) -> Iterator
     for name in sets.questions:
         for queries, index in mixtures:
             by = {"run": vectors, "original": original or vectors}
-            ranks, documents = _ranks(sets, name, by[queries], by[index])
+            is_own = queries == index == "run"
+            ranks, documents = own[name] if is_own else _ranks(sets, name, by[queries], by[index])
             found = _measured("mixed", name, f"MRR@{_FOUND}", len(ranks), _mean(100 * _reciprocal(ranks)), documents)
             yield found._replace(score=msgspec.structs.replace(found.score, queries=queries, index=index))
 
@@ -181,8 +189,8 @@ def _shared(vectors: _Vectors, original: _Vectors) -> Iterator[tuple[str, Array,
             yield name, documents, original.documents[name]
 
 
-def _ranks(sets: Sets, name: str, queries: _Vectors, index: _Vectors) -> tuple[Array, int]:
-    """Return the rank of the right document for each question, from 1, [n], and the number of all documents.
+def _ranks(sets: Sets, name: str, queries: _Vectors, index: _Vectors) -> _Ranks:
+    """Return the ranks of a set.
 
     Of equally similar documents, the right one is the last, so that equal embeddings of all texts find nothing.
     """
@@ -197,7 +205,7 @@ def _ranks(sets: Sets, name: str, queries: _Vectors, index: _Vectors) -> tuple[A
         similar = queries.questions[name][first : first + _CHUNK] @ documents.T
         right = np.take_along_axis(similar, task.answers[first : first + _CHUNK, None], axis=1)
         ranks.append((similar >= right).sum(axis=1))
-    return np.concatenate(ranks), len(documents)
+    return _Ranks(np.concatenate(ranks), len(documents))
 
 
 def _reciprocal(ranks: Array) -> Array:
