@@ -40,13 +40,21 @@ def check(manifest: Manifest, subject: str) -> None:
         _check_roles(manifest, tier, subject)
         for latency in tier.latencies:
             _check_latency(latency, manifest.roles == ("model",), f"{subject} tier {tier.name!r}")
-    spaces = {tier.space for tier in manifest.tiers if tier.space}
-    expected = "one for all tiers that state any, because a policy may choose each of them"
-    require(len(spaces) < 2, subject, "space of the tiers", sorted(spaces), expected)
+    _check_space(manifest, subject)
     _check_preprocess(manifest, subject)
     _check_postprocess(manifest, subject)
     check_program(manifest, subject)
     _check_serving(manifest, subject)
+
+
+def _check_space(manifest: Manifest, subject: str) -> None:
+    spaces = sorted({tier.space for tier in manifest.tiers if tier.space})
+    expected = "one for all tiers that state any, because a policy may choose each of them"
+    require(len(spaces) < 2, subject, "space of the tiers", spaces, expected)
+    is_vector = [(spec.datatype, len(spec.shape)) for spec in manifest.outputs] == [("FP32", 2)]
+    holds = is_vector and manifest.program is None and manifest.postprocess is None
+    expected = "none, or an embedding as the only output: FP32 of shape [-1, width], without program and postprocess"
+    require(holds or not spaces, subject, "space of the tiers", "".join(spaces), expected)
 
 
 def _check_tensors(tensors: Tensors, max_batch_size: int, subject: str) -> None:

@@ -48,6 +48,7 @@ def with_files(manifest):
 
 
 ORACLE, TEXT, PAIR = map(with_files, (oracle_manifest(), text_model.manifest(), text_pair_model.manifest()))
+EMBEDDER = msgspec.structs.replace(TEXT, program=None, postprocess=None)
 
 
 def fields(**changes):
@@ -82,6 +83,7 @@ own_record = fields(files={**ORACLE.files, "manifest.json": ORACLE.files["golden
 auto_tier = fields(tiers=(TEXT.tiers[0], msgspec.structs.replace(TEXT.tiers[1], name="auto")), program={"lean": "auto"})
 ONCE, NEW = "expected each name once", "expected a name that no tensor of the graph has"
 LABELS = "expected an FP32 output of shape [-1, {}], a column for each label"
+EMBEDDING = "space of the tiers: got '0000000000000000', expected none, or an embedding as the only output: FP32"
 #: Changes of a manifest, and a part of the message.
 BROKEN = [
     (ORACLE, own_record, "m files: got 'manifest.json', expected every other file, because a manifest cannot hash"),
@@ -124,6 +126,16 @@ BROKEN = [
         spaces("0" * 16, "1" * 16),
         "'1111111111111111'], expected one for all tiers that",
     ),
+    *(
+        (msgspec.structs.replace(EMBEDDER, **changes), spaces("0" * 16, "0" * 16), EMBEDDING)
+        for changes in (
+            {"program": TEXT.program},
+            {"postprocess": TEXT.postprocess},
+            {"outputs": logits("FP64", -1, 2)},
+            {"outputs": logits("FP32", -1, 2, 2)},
+            {"outputs": (*logits("FP32", -1, 2), *logits("FP32", -1, 2, name="more"))},
+        )
+    ),
     (PAIR, fields(max_batch_size=0), "preprocess pair: got max_batch_size 0, expected a model with batches"),
 ]
 
@@ -143,7 +155,7 @@ def test_values_at_the_limits_of_the_rules_are_valid():
         (TEXT, fields(outputs=logits("FP32", -1, -1), postprocess=None)),
         (TEXT, fields(outputs=(*logits("FP32", -1, 2), *logits("FP64", -1, 9, name="zz")))),
         (TEXT, fields(max_batch_size=0, program=None)),
-        (TEXT, spaces("0" * 16, None)),
+        (EMBEDDER, spaces("0" * 16, None)),
         (PAIR, fields(preprocess=None, postprocess=None)),
     ):
         rules.check(good, "m")

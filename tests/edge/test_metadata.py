@@ -104,7 +104,7 @@ async def test_configuration(running, tmp_path):
 
 @pytest.mark.parametrize("spaces", [(SPACE, SPACE), (SPACE, None), (None, None)])
 async def test_a_configuration_names_tiers_and_the_space_that_all_of_them_share(tmp_path, spaces):
-    manifest = text_model.manifest()
+    manifest = replace(text_model.manifest(), program=None, postprocess=None)
     tiers = [replace(tier, space=space) for tier, space in zip(manifest.tiers, spaces, strict=True)]
 
     def write(repository):
