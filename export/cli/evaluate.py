@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,7 +51,8 @@ def _groups(context: click.Context, option: object, value: str | None) -> Any:
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for records.jsonl and report.md. Embeddings are kept beside it, in .OUT.embeddings, and reused.",
+    help="Directory for records.jsonl and report.md. Until they are written, embeddings are kept beside it, in "
+    ".OUT.embeddings.",
 )
 @device_option
 @replace_option("an earlier evaluation at --out")
@@ -68,8 +70,8 @@ def evaluate(
     """Measure the embeddings of runs, and compare them with those of the first RUN, the original.
 
     Similarity on STS, STS-B and SICK; retrieval of QNLI's and XQuAD's answers; linear probes on SST-2, CoLA and MRPC;
-    and retrieval with questions embedded by one run and documents by another. The same command resumes an interrupted
-    evaluation with --out.
+    and retrieval with questions embedded by one run and documents by another, if both have one space. The same command
+    resumes an interrupted evaluation with --out.
     """
     names = [run.resolve().name for run in runs]
     if len({*names}) < len(names):
@@ -89,6 +91,7 @@ def evaluate(
         from export.data.evaluation import SOURCES
         from export.report.embeddings.embed import open_embedder
         from export.report.embeddings.evaluate import evaluate as measure
+        from export.report.embeddings.evaluate import foreign
         from export.report.embeddings.records import encode_records, tables
         from export.report.embeddings.sets import read_sets
 
@@ -100,8 +103,14 @@ def evaluate(
         remark(f"{documents}: {sets.passages.left_out} documents with a sentence of an evaluation set are left out")
     for group in () if only else [group for group in SOURCES if group not in sets.groups]:
         remark(f"{group}: not measured, because {data_dir} lacks {SOURCES[group]}")
+    unmixed = foreign(opened) if "mixed" in sets.groups else {}
+    for error in unmixed.values():
+        if "mixed" in only:
+            raise error
+        remark(f"{error.subject}: not measured, because of {error.given}, where {error.expected} is expected")
+    cache = out and out.parent / f".{out.name}.embeddings"
     with all_cores(sets.texts > _MANY_TEXTS), working("embedding") as update:
-        records = measure(opened, sets, out and out.parent / f".{out.name}.embeddings", update)
+        records = measure(opened, sets, cache, update, unmixed=unmixed)
     found = tables(records)
     if out:
         page = [
@@ -111,6 +120,8 @@ def evaluate(
         with replaced_directory(out) as new:
             write_durably(new / RECORDS, encode_records(records))
             write_durably(new / REPORT, "\n".join([*page, ""]).encode())
+        if cache:
+            shutil.rmtree(cache, ignore_errors=True)
     if as_json:
         print_json(records)
         return

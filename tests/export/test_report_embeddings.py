@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from edge.errors import UsageError
@@ -16,6 +17,7 @@ from export.data.evaluation import evaluation_texts, pair_sets, question_sets, r
 from export.data.tokens import load_tokenizer
 from export.errors import DataError
 from export.finetune.models import open_model
+from export.report.embeddings import records as records_module
 from export.report.embeddings.embed import embed, open_embedder
 from export.report.embeddings.published import published
 from export.report.embeddings.records import read_records, tables
@@ -44,6 +46,7 @@ def records(root):
     """The records of the original and the tier on all sets."""
     options = ("--data-dir", root / "data", "--documents", root / "data" / "passages.txt", "--out", root / "out")
     invoke(evaluate, root / "original", root / "tier", *options)
+    assert not (root / ".out.embeddings").exists()
     return {record.run: record for record in read_records(root / "out")}
 
 
@@ -151,6 +154,30 @@ def test_equal_embeddings_of_all_texts_find_nothing(root, tmp_path):
     assert {one["value"]["value"] for one in json.loads(shown)[0]["scores"]} == {0.0}
 
 
+def test_runs_of_another_space_are_compared_without_a_mixed_index(root, tmp_path):
+    runs, options = ("original", "tier", "stranger", "narrow"), ("--data-dir", root / "data", "--json")
+    out = CliRunner().invoke(evaluate, [*(str(root / run) for run in runs), *map(str, options)], catch_exceptions=False)
+    groups = {one["run"]: {score["group"] for score in one["scores"]} for one in json.loads(out.stdout)}
+    assert [run for run in runs if "mixed" in groups[run]] == ["original", "tier"]
+    assert all(groups[run] >= {"sts", "retrieval", "probes"} for run in runs)
+    assert "run narrow in a mixed index: not measured, because of embeddings of 16 numbers, where 32 is" in out.stderr
+    assert "run stranger in a mixed index: not measured, because of the space " in out.stderr
+
+
+def test_an_interrupted_evaluation_keeps_its_embeddings(root, tmp_path, monkeypatch):
+    def stop(*arguments, **options):
+        raise InterruptedError
+
+    command = (root / "original", "--data-dir", root / "data", "--only", "sts", "--out", tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(records_module, "tables", stop)
+        with pytest.raises(InterruptedError):
+            invoke(evaluate, *command)
+    assert list((tmp_path / ".out.embeddings").glob("*.npy"))
+    invoke(evaluate, *command)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 def test_published_figures_belong_to_known_weights(root):
     assert published(open_embedder(root / "original").model) is None
 
@@ -204,7 +231,7 @@ def test_sets_without_anything_to_measure_are_refused(file, rows, message, root,
     [
         (
             "original untrained",
-            "",
+            "--only mixed",
             UsageError,
             r"run untrained in a mixed index: got a mean cosine of -?0\.\d\d to origi",
         ),
@@ -212,9 +239,9 @@ def test_sets_without_anything_to_measure_are_refused(file, rows, message, root,
             "original stranger",
             "--only sts,mixed",
             UsageError,
-            r"space of run stranger in a mixed index: got '\w{16}', expected \w{16}, that of original\. Mix tiers that",
+            r"run stranger in a mixed index: got the space \w{16}, expected \w{16}\. Mix tiers that",
         ),
-        ("original narrow", "", UsageError, r"narrow in a .*: got embeddings of 16 numbers, expected 32, .*--only sts"),
+        ("original narrow", "--only mixed", UsageError, r"narrow in a .*: got embeddings of 16 numbers, expected 32\."),
         ("original original", "", UsageError, r"RUN: got original, original, expected directories of different names"),
         ("original", "--only sts,mixed", UsageError, r"--only mixed: got one run, expected two at least"),
         (

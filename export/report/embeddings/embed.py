@@ -62,10 +62,11 @@ def open_embedder(directory: Path, device: DeviceName = "cpu") -> EmbeddingRun:
         fix = "Give such a run; of a classifier, 'fewheads report' shows the metrics."
         raise UsageError(f"run {directory}", given=Raw(given), expected=expected, fix=fix)
     weights = sha256((directory / WEIGHTS).read_bytes())
+    place = device_of(device)
     parts = [weights.encode(), msgspec.json.encode(found.architecture), (directory / TOKENIZER).read_bytes()]
-    key = sha256(b"\n".join(parts))
+    key = sha256(b"\n".join([*parts, place.type.encode()]))  # a GPU rounds otherwise
     name = directory.resolve().name
-    model = found.head.to(device_of(device)).eval()
+    model = found.head.to(place).eval()
     space, tokenizer = space_of(found), load_tokenizer(directory)
     return EmbeddingRun(name, model, tokenizer, found.architecture, found.config, weights, key, space)
 

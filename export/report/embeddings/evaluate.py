@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,29 +59,28 @@ class _Ranks(NamedTuple):
     documents: int
 
 
-def check_mixed(runs: Sequence[EmbeddingRun]) -> None:
-    """Raise a UsageError unless all runs have the embedding space of the first, by their records and embeddings."""
+def foreign(runs: Sequence[EmbeddingRun]) -> dict[str, UsageError]:
+    """Return why runs do not have the embedding space of the first, by name: by their records and embeddings."""
     original, texts = runs[0], [text for (text,) in sample_texts(pair=False)]
-    fix = (
-        "Mix tiers that 'fewheads reduce' made of the original, and restored with --distil; or compare other runs with "
-        "--only sts,retrieval,probes."
-    )
     wanted = embed(original, texts, None)
+    fix = (
+        "Mix tiers that 'fewheads reduce' made of the original, and restored with --distil; or leave 'mixed' out of "
+        "--only."
+    )
+    found = dict[str, UsageError]()
     for run in runs[1:]:
         if run.model.width != original.model.width:
-            given, expected = (
-                Raw(f"embeddings of {run.model.width} numbers"),
-                f"{original.model.width}, as of {original.name}",
-            )
-            raise UsageError(f"run {run.name} in a mixed index", given=given, expected=expected, fix=fix)
-        if run.space and original.space and run.space != original.space:
-            expected = f"{original.space}, that of {original.name}"
-            raise UsageError(f"space of run {run.name} in a mixed index", given=run.space, expected=expected, fix=fix)
-        cosine = float((embed(run, texts, None) * wanted).sum(axis=1).mean())
-        if cosine < _LEAST_COSINE:
+            given, expected = Raw(f"embeddings of {run.model.width} numbers"), f"{original.model.width}"
+        elif run.space and original.space and run.space != original.space:
+            given, expected = Raw(f"the space {run.space}"), original.space
+        else:
+            cosine = float((embed(run, texts, None) * wanted).sum(axis=1).mean())
+            if cosine >= _LEAST_COSINE:
+                continue
             given = Raw(f"a mean cosine of {cosine:.2f} to {original.name} on the same texts")
-            expected = f"the space of the original, {_LEAST_COSINE} at least"
-            raise UsageError(f"run {run.name} in a mixed index", given=given, expected=expected, fix=fix)
+            expected = f"{_LEAST_COSINE} at least, as of its tiers"
+        found[run.name] = UsageError(f"run {run.name} in a mixed index", given=given, expected=expected, fix=fix)
+    return found
 
 
 def evaluate(
@@ -89,18 +88,17 @@ def evaluate(
     sets: Sets,
     cache: Path | None,
     on_texts: Callable[[int, int, str], None] = lambda done, texts, run: None,
+    *,
+    unmixed: Collection[str] = (),
 ) -> list[RunRecord]:
     """Measure runs, the first of which is the original that the others are compared with.
 
     Args:
         cache: directory for the embeddings; None keeps none.
         on_texts: called with the texts that are embedded, all of them, and the name of the run.
-
-    Raises:
-        UsageError: runs of another space are to be mixed.
+        unmixed: names of runs that are not measured in a mixed index, such as :func:`foreign` ones.
     """
-    if "mixed" in sets.groups:
-        check_mixed(runs)
+    mixed = {run.name for run in runs} - {*unmixed} if "mixed" in sets.groups else set()
     done = 0
     base: dict[tuple[str, str, str], Sample] = {}
     records, original = [], None
@@ -117,7 +115,8 @@ def evaluate(
         vectors = _vectors(sets, of)
         own = {name: _ranks(sets, name, vectors, vectors) for name in sets.questions}
         measured = [*_similarities(sets, of), *_retrieval(sets, own), *_probes(sets, of)]
-        measured += _mixed(sets, vectors, original, own)
+        if len(mixed) > 1 and run.name in mixed:
+            measured += _mixed(sets, vectors, original, own)
         if original is None:
             original, base = vectors, {one.key: one.sample for one in measured}
             measured = _with_published(run, measured)
@@ -163,8 +162,6 @@ def _retrieval(sets: Sets, own: Mapping[str, _Ranks]) -> Iterator[_Measured]:
 
 
 def _mixed(sets: Sets, vectors: _Vectors, original: _Vectors | None, own: Mapping[str, _Ranks]) -> Iterator[_Measured]:
-    if "mixed" not in sets.groups:
-        return
     if original is not None:
         for items, here, there in _shared(vectors, original):
             yield _measured("mixed", items, COSINE, len(here), _mean((here * there).sum(axis=1)))
