@@ -122,8 +122,10 @@ class LanguageModel(NamedTuple):
             end_tokens=end_tokens(model),
         )
         tokenizer = load_tokenizer(definition, str(self.directory / TOKENIZER))
-        references = clearest(greedy_of_model(model, tokenizer, self.prompts, program), _GOLDEN_ROWS, FULL)
-        decoders = decoders_of(DecoderGraph(model), config.vocab_size, positions, int8=self.int8)
+        texts = greedy_of_model(model, tokenizer, self.prompts, program)
+        references = clearest(texts, _GOLDEN_ROWS, FULL)
+        calibration = [[*text.ids, *text.tokens] for text in texts] if self.int8 else []
+        decoders = decoders_of(DecoderGraph(model), config.vocab_size, positions, calibration)
         files: dict[str, File] = {TOKENIZER: definition, **decoders.goldens, **decoders.models}
         tiers = []
         for tier, artifacts in decoders.artifacts.items():
@@ -133,8 +135,8 @@ class LanguageModel(NamedTuple):
                 closing(Generate(program, {FULL: runner}, tokenizer, _IDS, _MASK)) as generate,
             ):
                 # INT8 may lead to other texts. Rows that run together share its scales, so one row stands alone.
-                texts = references if tier == FULL else clearest(greedy_of_file(generate, FULL, references), 1, tier)
-                golden = golden_of_texts(texts, tokenizer, program, tokenize, definition)
+                clear = references if tier == FULL else clearest(greedy_of_file(generate, FULL, references), 1, tier)
+                golden = golden_of_texts(clear, tokenizer, program, tokenize, definition)
                 outputs = generate.compute(golden.inputs, golden_options(program, FULL, golden)).outputs
             check_outputs(outputs, golden, Tolerance(atol=0, rtol=0), f"{tier} on ONNX Runtime")
             file = None if tier == FULL else f"{tier}.{_GOLDEN}"
@@ -169,16 +171,27 @@ def is_origin(origin: str, identity: BaseIdentity) -> bool:
     return origin.rpartition(", SHA-256 ")[2] == identity.sha256
 
 
-def decoders_of(graph: DecoderGraph, vocabulary: int, positions: int, *, int8: bool) -> Decoders:
-    """Return a graph for ``positions`` tokens in all precisions; a GoldenError refuses other logits than torch's."""
+def decoders_of(
+    graph: DecoderGraph, vocabulary: int, positions: int, calibration: Sequence[Sequence[int]] = ()
+) -> Decoders:
+    """Return a graph for ``positions`` tokens in FP32, FP16 and, with a calibration, dynamic INT8.
+
+    Args:
+        calibration: tokens of prompts with their texts, to find the products that INT8 leaves in FP32.
+
+    Raises:
+        GoldenError: a file computes other logits than torch.
+    """
     plain = decoder_onnx(graph)
     step_golden = _step_golden(graph, vocabulary)
     cache = {name for past, new, _ in graph.caches() for name in (past, new)}
     goldens = {_STEP_GOLDEN: step_golden, _FP16_STEP_GOLDEN: _in_fp16(step_golden, cache)}
     joined = half(join_caches(plain, graph.heads_per_key), fp16_tensors=cache)
     made = {FULL: [("onnxruntime", "fp32", fused(plain)), ("tensorrt", "fp16", joined)]}
-    if int8:
-        made[int8_tier(FULL)] = [("onnxruntime", "int8", dynamic_int8(plain, has_head=b"LayerNormalization" in plain))]
+    if calibration:
+        feeds = [_alone(graph, tokens) for tokens in calibration]
+        data = dynamic_int8(plain, feeds, has_head=b"LayerNormalization" in plain)
+        made[int8_tier(FULL)] = [("onnxruntime", "int8", data)]
     profile, step_profile = profiles_of(graph, positions)
     artifacts, models = dict[str, tuple[Artifact, ...]](), dict[str, ExportedArtifact]()
     for tier, steps in made.items():
@@ -227,6 +240,13 @@ def _tensors(graph: DecoderGraph, vocabulary: int, cache: str) -> dict[str, Any]
         for specs, name in ((reads, past), (gives, new)):
             specs.append(TensorSpec(name, cache, (-1, heads, -1, graph.width)))
     return {"inputs": tuple(reads), "outputs": tuple(gives)}
+
+
+def _alone(graph: DecoderGraph, tokens: Sequence[int]) -> dict[str, Array]:
+    """Return the inputs for one row of tokens behind an empty cache."""
+    last = len(tokens) - 1
+    past = {name: np.zeros((1, heads, 1, graph.width), np.float32) for name, _, heads in graph.caches()}
+    return {TOKENS: np.array([tokens]), LENGTHS: np.array([[0]]), LAST: np.array([[last]]), **past}
 
 
 def _step_golden(graph: DecoderGraph, vocabulary: int) -> Golden:

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import msgspec
 import numpy as np
+import onnx
 import pytest
 import torch
 import transformers
@@ -30,7 +31,7 @@ from export.bundle.exported import FULL
 from export.estimate.devices import DEFAULT_BOARD
 from export.estimate.estimate import estimate_bundle
 from export.estimate.parts import predict_file
-from export.generate.bundle import LanguageModel
+from export.generate.bundle import LanguageModel, decoders_of
 from export.generate.decoder import TOKENS, DecoderGraph
 from export.generate.golden import LEAST_LEAD, Greedy, clearest, golden_of_texts
 from export.generate.model import BaseIdentity, identity_of
@@ -130,6 +131,21 @@ def test_the_file_for_tensorrt_has_its_cache_in_fp16_and_profiles_for_prompts_an
     manifest = msgspec.structs.replace(bundle.manifest, tiers=(mixed,))
     with pytest.raises(BundleError, match=r"input 'past\.0\.key': got .*'FP16'.*, expected FP32 or FP16 .*as 'new"):
         check(manifest, "manifest")
+
+
+def test_int8_leaves_a_product_in_fp32_whose_input_one_unit_dominates(directory: Path) -> None:
+    model = transformers.GPT2LMHeadModel.from_pretrained(directory).eval()
+    layer = model.transformer.h[1].mlp
+    with torch.no_grad():  # no output shows the unit, but it takes the levels of all others
+        layer.c_fc.bias[0] = 1000.0
+        layer.c_proj.weight[0] *= 1e-6
+    tokens = np.random.default_rng(0).integers(1, 27, (4, 12)).tolist()
+    file = decoders_of(DecoderGraph(model), len(LETTERS), 64, tokens).models[f"{FULL}-int8.onnxruntime.int8.onnx"]
+    graph = onnx.load_from_string(file.data).graph
+    weights = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    assert sum(node.op_type == "MatMulInteger" for node in graph.node) == 7  # of four in each of two layers
+    kept = [weights[node.input[1]] for node in graph.node if node.op_type == "MatMul" and node.input[1] in weights]
+    assert kept == [(128, 32)]
 
 
 def test_prompts_tokens_and_heads_have_predicted_latencies(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
