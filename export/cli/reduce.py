@@ -107,11 +107,13 @@ def reduce(
             print_reduced(looped)
         return
     sizes.check_none()
-    check_final(final, is_imported(config))
+    imported = is_imported(config)
+    check_final(final, imported)
     target = _target(name, table)
     points, precision = points_of(options.tokens, options.batches), options.checked_precision([target])
     distil = distilling.checked_texts()
-    if distil and config is not None and is_imported(config) and not (options.data or config.data_dir):
+    calibrates = bool(distil) and imported and not (options.data or (config and config.data_dir))
+    if calibrates:
         options = options._replace(data=distil[0])
     data_dir = needed_data(config, options.data_dir, options.data)
     texts = {f"--distil {path}": path for path in distil}
@@ -121,23 +123,19 @@ def reduce(
     if len(speedups) > 1 and is_run(out):
         expected = f"a directory for the runs {' and '.join(directory.name for directory in outs.values())}"
         raise UsageError(f"--out {out}", given=Raw("an existing run"), expected=expected, fix="Give another --out.")
-    if distil and config is not None and config.arguments.get("image"):
-        fix = "Leave --distil out, and fine-tune with --teacher."
-        raise UsageError("--distil", given=Raw("a model of images"), expected="a model of texts", fix=fix)
     files = RunFiles(out)  # with a state, an interruption left some runs of the family written, and others not
     for directory in outs.values():
         check_run("--out", directory, inputs, replace=replace or files.state.exists())
     with loading_torch():
-        from export.data.evaluation import evaluation_texts, has_evaluation
+        from export.data.evaluation import has_evaluation
         from export.reduce.restore import RestorationRecipe
         from export.reduce.run import Restoration, reduce_runs, state_of
     if state_of(run, out).exists():
         remark(f"{out.name}: resumes from the timings and layers in {state_of(run, out)}")
-    place, evaluated = (options.data_dir or Path("data")) if is_imported(config) else data_dir, frozenset[str]()
-    if (distilling.leave_out and is_imported(config)) or (distil and has_evaluation(place)):
-        evaluated = evaluation_texts(place)
-    elif distil:
-        remark(f"--distil: no text is compared with evaluation sets, of which there are none in {place}")
+    evaluated = (options.data_dir or Path("data")) if imported else data_dir
+    compares = (distilling.leave_out and imported) or has_evaluation(evaluated)
+    if distil and not compares:
+        remark(f"--distil: no text is compared with evaluation sets, of which there are none in {evaluated}")
     bars = reduction_progress(f"restoring {out.name}" if distil else None)
     with all_cores(bool(distil)), bars as (on_progress, watch):
         restoration = None
@@ -146,7 +144,8 @@ def reduce(
             recipe = RestorationRecipe(
                 passes=distilling.passes, peak_learning_rate=distilling.rate, precision=trained_in
             )
-            restoration = Restoration(distil, recipe, files, evaluated, distilling.leave_out, device, watch)
+            sets, leave_out = evaluated if compares else None, distilling.leave_out
+            restoration = Restoration(distil, recipe, files, sets, leave_out, calibrates, device, watch)
         reduced = reduce_runs(
             run,
             data_dir,
@@ -168,7 +167,7 @@ def reduce(
                 f"{each.expected_speedup:.2f}. If other work disturbed their timing, delete "
                 f"{state_of(run, out) / LATENCIES} and repeat the command with --replace on an idle machine."
             )
-    if reduced[0].losses_on == TRAIN and not is_imported(config):
+    if reduced[0].losses_on == TRAIN and not imported:
         remark(f"{out.name}: the hold-out is too small for the losses, which were measured on learnt examples instead")
     if as_json:
         print_json(reduced[0] if len(reduced) == 1 else reduced)

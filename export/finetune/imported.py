@@ -103,6 +103,7 @@ class ImportedTask(msgspec.Struct, frozen=True):
         *,
         max_length: int,
         limit: int | None,
+        items: Examples | None = None,
         student: TransformerConfig | None = None,
         precision: Precision = "fp32",
         on_rows: Callable[[int, int], None] = lambda done, rows: None,
@@ -111,6 +112,7 @@ class ImportedTask(msgspec.Struct, frozen=True):
 
         Args:
             data_dir: a file of texts, as :func:`export.data.unlabelled.read_texts` reads it, or a directory of images.
+            items: texts to use in place of those of the file.
             student: whose layers will imitate hidden states; None keeps none of them for it.
             precision: of the original's multiplications on the training set.
             on_rows: called with the number of rows that the original has answered, and of all of the training set.
@@ -124,7 +126,7 @@ class ImportedTask(msgspec.Struct, frozen=True):
             raise UsageError("--max-length", given=max_length, expected=expected, fix=fix)
         layers = corresponding_layers(student, self.original.transformer.config)[1] if student else []
         data = Path(data_dir)
-        train, holdout = split_holdout(self.items(data))
+        train, holdout = split_holdout(items or self.items(data))
         rows = self._rows(limited(train, limit), data, reader, max_length)
         teacher = Teacher(self.original, rows, layers, precision, on_rows=on_rows)
         learnt = self._with_targets(rows, self.original.answers(teacher.outputs(rows)), reader)

@@ -29,7 +29,7 @@ _BATCH = 64
 
 
 class TeacherOutputs(NamedTuple):
-    """Outputs of a teacher for a batch or a row, float32, and [N, T, d] or [T, d] of each imitated layer."""
+    """Outputs of a teacher or student for a batch or a row, float32, and [N, T, d] or [T, d] of some layers."""
 
     outputs: Outputs
     states: list[Tensor]
@@ -77,7 +77,8 @@ class Teacher:
 
     def answer(self, batch: Batch, layers: Sequence[int]) -> TeacherOutputs:
         """Return the outputs for a batch of any rows."""
-        return _run(self.model, batch, layers, self._precision)
+        with torch.no_grad():  # not inference_mode, whose tensors cannot be saved for the backward pass
+            return outputs_with_states(self.model, batch, layers, self._precision)
 
 
 class TaskObjective:
@@ -143,12 +144,8 @@ class TaskObjective:
         weight = self._recipe.distillation.imitation
         return (1 - weight) * loss + weight * imitation + hidden
 
-    def _student(self, inputs: Batch) -> tuple[Outputs, list[Tensor]]:
-        with (
-            multiplying_in(self._recipe.precision, self._device),
-            hidden_states(self.model.transformer, self._student_layers) as states,
-        ):
-            return outputs_of(self.model, inputs), states
+    def _student(self, inputs: Batch) -> TeacherOutputs:
+        return outputs_with_states(self.model, inputs, self._student_layers, self._recipe.precision)
 
     def _imitation(
         self, outputs: Outputs, states: Sequence[Tensor], wanted: TeacherOutputs, mask: Tensor | None
@@ -175,6 +172,15 @@ def outputs_of(model: Head, batch: Batch) -> Outputs:
     return model.joined([tensor.float() for tensor in tensors_of(outputs)])
 
 
+def outputs_with_states(model: Head, batch: Batch, layers: Sequence[int], precision: Precision) -> TeacherOutputs:
+    """Return the outputs for a batch in FP32, and the states after some layers in the precision of multiplications."""
+    with (
+        multiplying_in(precision, batch.inputs.device),
+        hidden_states(model.transformer, layers) as states,
+    ):
+        return TeacherOutputs(outputs_of(model, batch), states)
+
+
 def outputs_by_row(
     model: Head,
     rows: Rows,
@@ -187,7 +193,8 @@ def outputs_by_row(
     lengths, device = rows.lengths, model_device(model)
     for indices in sorted_batches(lengths, _BATCH):
         batch = rows.batch(indices).to(device)
-        outputs, states = _run(model, batch, layers, precision)
+        with torch.no_grad():
+            outputs, states = outputs_with_states(model, batch, layers, precision)
         for index, row in enumerate(indices):
             length = None if batch.mask is None else int(lengths[row])  # images have no padding
             # Copies, because a view would keep the whole batch.
@@ -252,13 +259,3 @@ def hidden_states(transformer: Transformer, layers: Sequence[int]) -> Iterator[l
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _run(model: Head, batch: Batch, layers: Sequence[int], precision: Precision) -> TeacherOutputs:
-    # Not inference_mode: its tensors cannot be saved for the backward pass.
-    with (
-        torch.no_grad(),
-        multiplying_in(precision, batch.inputs.device),
-        hidden_states(model.transformer, layers) as states,
-    ):
-        return TeacherOutputs(outputs_of(model, batch), states)

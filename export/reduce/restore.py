@@ -2,16 +2,14 @@
 
 One forward pass of the original teaches several students, so that a family of tiers costs little more than its largest
 one. The losses work for any shape: outputs are compared as the head compares them; each kept layer imitates the state
-before the next kept one, which the next layer was trained on; embeddings also imitate the similarities within a batch;
-and the relations among queries, keys and values of the last attention need no equal number of heads (Wang et al. 2021,
-"MiniLMv2"). ``RESULTS.md`` compares them.
+before the next kept one, which the next layer was trained on; and embeddings also imitate the similarities within a
+batch. ``RESULTS.md`` compares them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -30,10 +28,9 @@ from export.data.tokens import Batch, Encoded, encode, shuffled_batches
 from export.data.unlabelled import read_texts
 from export.errors import DataError
 from export.finetune.imported import ImportedTask
-from export.finetune.objectives import hidden_loss, hidden_states, outputs_by_row, outputs_of
+from export.finetune.objectives import hidden_loss, outputs_by_row, outputs_with_states
 from export.finetune.task import Reader, Task
 from export.finetune.text_tasks import SentenceTask
-from export.models.attention import MASKED_LOGIT
 from export.models.heads import Head, Outputs, SentenceEmbedder
 from export.reduce.losses import divergence
 from export.reduce.plan import ReducedModel, ReductionPlan
@@ -41,7 +38,7 @@ from export.reduce.states import layers_of
 from export.reduce.target import LEARNING_RATE, PASSES
 from export.training import recipe
 from export.training.checkpoint import fingerprint
-from export.training.device import DeviceName, device_of, model_device, multiplying_in
+from export.training.device import DeviceName, device_of, model_device
 from export.training.log import RunFiles
 from export.training.objective import SILENT, Observer, Score
 from export.training.trainer import Trained, train
@@ -52,8 +49,6 @@ _LEAST_TEXTS = 100
 #: In other languages a tokenizer falls back to single characters, and to the token for what it does not know: English
 #: has 4.5 bytes a token, and German with an English vocabulary 2.9.
 _LEAST_BYTES, _MOST_UNKNOWN = 2.3, 0.01
-#: Most relation heads; of widths that it does not divide, the largest common divisor below it.
-_RELATION_HEADS = 16
 
 
 class RestorationRecipe(recipe.Recipe, frozen=True, kw_only=True):
@@ -61,10 +56,12 @@ class RestorationRecipe(recipe.Recipe, frozen=True, kw_only=True):
 
     Attributes:
         epochs: parts of the training, of equal length, after each of which the students are measured.
+        min_delta: keeps the last epoch of all students, whatever their scores: the learning rate ends at zero, and the
+            best mean of a family is not the best of each.
         passes: over the texts; a part of one is allowed.
         batch_size: texts.
         max_length: tokens of a text; longer ones are cut.
-        output, hidden, similarity, relations: weights of the losses; 0 leaves one out.
+        output, hidden, similarity: weights of the losses; 0 leaves one out.
     """
 
     epochs: int = 10
@@ -77,19 +74,20 @@ class RestorationRecipe(recipe.Recipe, frozen=True, kw_only=True):
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-6
     weight_decay: float = 0.01
+    min_delta: float = -math.inf
     clip_norm: float | None = 1.0
     clips: recipe.Clips = "each"  # so that a student learns the same beside others
     output: float = 2.0
     hidden: float = 1.0
     similarity: float = 10.0
-    relations: float = 0.0
 
 
 class Texts(NamedTuple):
-    """Texts to restore on, and those on which students are measured."""
+    """Texts to restore on, those on which students are measured, and both as they are read."""
 
     train: Encoded
     held_out: Encoded
+    items: Examples
 
 
 class Student(NamedTuple):
@@ -99,34 +97,37 @@ class Student(NamedTuple):
     imitated: tuple[int, ...]
 
 
+def reads_pairs(task: Task) -> bool:
+    """Return whether the model of a task reads pairs of texts; a UsageError refuses images, and questions on a text."""
+    if isinstance(task, SentenceTask):
+        return len(task.texts) == 2
+    if isinstance(task, ImportedTask) and task.description.image is None:
+        return task.description.pair
+    expected, fix = "a model of texts or pairs of texts", "Leave --distil out, and fine-tune with --teacher."
+    raise UsageError("--distil", given=Raw(f"a model for {task.name}"), expected=expected, fix=fix)
+
+
 def read_restoration_texts(
     paths: Sequence[Path],
-    task: Task,
     reader: Reader,
     max_length: int,
     evaluated: Collection[str] = (),
+    *,
+    pair: bool = False,
     leave_out: bool = False,
 ) -> Texts:
     """Read the texts of files, without repetitions; a tenth is held out by the hash, as in every other command.
 
     Args:
         paths: as :func:`export.data.unlabelled.read_texts` reads them.
-        task: of the model; of pairs, each line has two texts.
         evaluated: sentences that the model will be evaluated on.
+        pair: each line has two texts.
         leave_out: texts with such a sentence, in place of refusing them.
 
     Raises:
-        UsageError: the model does not read texts, or one or two of them.
         DataError: a file cannot be read; there are too few texts; sentences of an evaluation are among them; or they
             are in a language that the tokenizer does not know.
     """
-    if isinstance(task, ImportedTask):
-        pair, possible = task.description.pair, task.description.image is None
-    else:
-        pair, possible = isinstance(task, SentenceTask) and len(task.texts) == 2, isinstance(task, SentenceTask)
-    if not possible:
-        expected, fix = "a model of texts or pairs of texts", "Leave --distil out, and fine-tune with --teacher."
-        raise UsageError("--distil", given=Raw(f"a model for {task.name}"), expected=expected, fix=fix)
     assert isinstance(reader, Tokenizer)
     names = ", ".join(map(str, paths))
     found = tuple(dict.fromkeys(text for path in paths for text in read_texts(path, pair)))
@@ -141,10 +142,11 @@ def read_restoration_texts(
         given, expected = Raw(f"{len(found)} different texts"), f"{_LEAST_TEXTS} at least"
         fix = "Give more: some hundred thousand sentences restore a small encoder, and they need no labels."
         raise DataError(f"texts {names}", given=given, expected=expected, fix=fix)
-    train, holdout = split_holdout(Examples(found, np.zeros(len(found), np.int64)))
+    items = Examples(found, np.zeros(len(found), np.int64))
+    train, holdout = split_holdout(items)
     holdout = limited(holdout, MOST_HELD_OUT)
     _check_language(names, reader, holdout.texts)
-    return Texts(encode(reader, train, max_length), encode(reader, holdout, max_length))
+    return Texts(encode(reader, train, max_length), encode(reader, holdout, max_length), items)
 
 
 def _check_language(names: str, reader: Tokenizer, texts: Sequence[tuple[str, ...]]) -> None:
@@ -163,7 +165,7 @@ def _check_language(names: str, reader: Tokenizer, texts: Sequence[tuple[str, ..
 class Restored(NamedTuple):
     """The training of some students, and how near each is to the original; see :meth:`RestorationObjective.closeness`.
 
-    Its scores are means over the students, and so is the choice of the epoch that all of them keep.
+    The scores of the training are means over the students, which have the weights of the last epoch.
     """
 
     trained: Trained
@@ -197,7 +199,7 @@ def restore(
     objective = RestorationObjective(original.to(place), students, texts, recipe, seed)
     state, log = (files.state, files.log) if files else (None, None)
     trained = train(objective, recipe, seed=seed, state=state, log=log, observer=observer)
-    closeness = objective.closeness()
+    closeness = objective.measured or objective.closeness()  # a resumed training may have ended before
     for model in (original, *objective.model):
         model.to(home)
     return Restored(trained, closeness)
@@ -216,6 +218,9 @@ class RestorationObjective:
     Args:
         students: by name; they are trained in place.
         seed: of the order of the texts.
+
+    Attributes:
+        measured: what the last :meth:`evaluate` measured; empty before.
     """
 
     def __init__(
@@ -237,6 +242,7 @@ class RestorationObjective:
         self._order = lru_cache(maxsize=1)(self._shuffled)
         self._by_angle = isinstance(original, SentenceEmbedder)
         self._wanted = outputs_by_row(original, texts.held_out, precision=recipe.precision) if self._by_angle else []
+        self.measured: dict[str, float] = {}
         self._size = 1.0
         if self._by_angle:  # so that the loss of embeddings that are not normalised is as large as that of others
             embeddings = original.answers([row.outputs for row in self._wanted])
@@ -261,46 +267,31 @@ class RestorationObjective:
     def loss(self, batch: Array, progress: float) -> Tensor:
         """Return the sum of the students' losses."""
         inputs = self._texts.train.batch(batch).to(self._device)
-        with torch.no_grad(), self._recorded(self._original, self._imitated) as (states, projections):
-            wanted = outputs_of(self._original, inputs)
+        with torch.no_grad():
+            wanted, states = outputs_with_states(self._original, inputs, self._imitated, self._recipe.precision)
         by_layer = dict(zip(self._imitated, (state.float() for state in states), strict=True))
         total = wanted[0].new_zeros(())
         for student in self._students.values():
             layers = [by_layer[layer] for layer in student.imitated]
-            total = total + self._student_loss(student, inputs, wanted, layers, projections)
+            total = total + self._student_loss(student.model, inputs, wanted, layers)
         return total
 
-    def _student_loss(
-        self, student: Student, inputs: Batch, wanted: Outputs, layers: list[Tensor], projections: list[Tensor]
-    ) -> Tensor:
+    def _student_loss(self, model: Head, inputs: Batch, wanted: Outputs, layers: list[Tensor]) -> Tensor:
         weights = self._recipe
-        with self._recorded(student.model, range(len(layers))) as (states, own):
-            outputs = outputs_of(student.model, inputs)
-        loss = weights.output * student.model.imitation(outputs, wanted, 1.0) / self._size
+        outputs, states = outputs_with_states(model, inputs, range(len(layers)), weights.precision)
+        loss = weights.output * model.imitation(outputs, wanted, 1.0) / self._size
         if weights.hidden:
             loss = loss + weights.hidden * hidden_loss([state.float() for state in states], layers, inputs.mask)
-        if weights.similarity and isinstance(outputs, Tensor) and isinstance(student.model, SentenceEmbedder):
+        if weights.similarity and self._by_angle:
+            assert isinstance(outputs, Tensor)
             assert isinstance(wanted, Tensor)
             loss = loss + weights.similarity * _similarity_loss(outputs, wanted)
-        if weights.relations and own:
-            assert inputs.mask is not None
-            loss = loss + weights.relations * _relation_loss(own, projections, inputs.mask)
         return loss
 
-    @contextmanager
-    def _recorded(self, model: Head, layers: Sequence[int]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-        """Yield hidden states, and projections of the last attention, of a forward pass in the block."""
-        with (
-            multiplying_in(self._recipe.precision, self._device),
-            hidden_states(model.transformer, layers) as states,
-            _projections(model if self._recipe.relations else None) as projections,
-        ):
-            yield states, projections
-
     def evaluate(self) -> Score:
-        """Return the mean score of the students; see :meth:`closeness`."""
-        scores = self.closeness()
-        value = sum(scores.values()) / len(scores)
+        """Measure the students, and return the mean of their scores; see :meth:`closeness`."""
+        self.measured = self.closeness()
+        value = sum(self.measured.values()) / len(self.measured)
         return Score(value, "cosine") if self._by_angle else Score(value, "divergence", printed=-value)
 
     def closeness(self) -> dict[str, float]:
@@ -318,41 +309,7 @@ class RestorationObjective:
         return float(model.agreements(given, wanted).mean())
 
 
-@contextmanager
-def _projections(model: Head | None) -> Iterator[list[Tensor]]:
-    """Yield queries, keys and values of the last attention, [N, T, h * r] each, of a forward pass in the block."""
-    found: list[Tensor] = []
-    attentions = [layer.attention for layer in layers_of(model.transformer) if layer.attention] if model else []
-    modules = [getattr(attentions[-1], name) for name in ("q_proj", "k_proj", "v_proj")] if attentions else []
-    handles = [module.register_forward_hook(lambda _, inputs, output: found.append(output)) for module in modules]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def _similarity_loss(outputs: Tensor, wanted: Tensor) -> Tensor:
     """Return the mean squared error of the cosines of all pairs in a batch."""
     ours, theirs = (functional.normalize(each) for each in (outputs, wanted))
     return functional.mse_loss(ours @ ours.T, theirs @ theirs.T)
-
-
-def _relation_loss(ours: Sequence[Tensor], theirs: Sequence[Tensor], mask: Tensor) -> Tensor:
-    """Return the mean divergence of the relations among queries, among keys and among values from the original's."""
-    total = ours[0].new_zeros((), dtype=torch.float32)
-    for mine, wanted in zip(ours, theirs, strict=True):
-        common = math.gcd(mine.shape[-1], wanted.shape[-1])
-        heads = max(number for number in range(1, _RELATION_HEADS + 1) if common % number == 0)
-        student, target = (_relations(each, heads, mask) for each in (mine, wanted))
-        divergence = functional.kl_div(student, target, reduction="none", log_target=True).sum(dim=-1)  # [N, R, T]
-        weights = mask[:, None, :].float()
-        total = total + (divergence * weights).sum() / (weights.sum() * heads)
-    return total / len(ours)
-
-
-def _relations(x: Tensor, heads: int, mask: Tensor) -> Tensor:
-    """Return log softmax(x xᵀ / √r) of each relation head, [N, R, T, T], of x [N, T, R * r]."""
-    split = torch.unflatten(x, -1, (heads, -1)).transpose(1, 2)
-    logits = (split @ split.transpose(-1, -2)).float() / math.sqrt(split.shape[-1])
-    return torch.log_softmax(logits + (1 - mask.float())[:, None, None, :] * MASKED_LOGIT, dim=-1)

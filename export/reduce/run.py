@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from edge.bench.layer_latencies import Shape
+from export.data.evaluation import evaluation_texts
 from export.data.examples import HOLDOUT, TRAIN
 from export.data.tokens import Rows
 from export.errors import PlanError
@@ -26,7 +27,7 @@ from export.reduce.latency import feeds_of, measure_models
 from export.reduce.losses import OnProgress, divergence, silent, tokens_needed
 from export.reduce.plan import ReducedModel, ReducedRun, check_speedup
 from export.reduce.reduce import LAYERS, reduce_model
-from export.reduce.restore import RestorationRecipe, Texts, read_restoration_texts, restore
+from export.reduce.restore import RestorationRecipe, Texts, read_restoration_texts, reads_pairs, restore
 from export.reduce.search import check_target
 from export.reduce.spread import spread_shapes
 from export.reduce.target import Strategy, Target
@@ -89,26 +90,29 @@ class Restoration(NamedTuple):
     Attributes:
         texts: files, see :func:`export.reduce.restore.read_restoration_texts`.
         files: state and log of the training, from which the same call resumes.
-        evaluated: sentences that must not be among the texts; ``leave_out`` leaves those with one out.
+        evaluated: directory of evaluation sets, whose sentences must not be among the texts; None compares with none.
+            ``leave_out`` leaves texts with one out.
+        calibrates: whether an imported model is calibrated and measured on the same texts, too, not on its data.
     """
 
     texts: Sequence[Path]
     recipe: RestorationRecipe
     files: RunFiles
-    evaluated: Collection[str] = ()
+    evaluated: Path | None = None
     leave_out: bool = False
+    calibrates: bool = False
     device: DeviceName = "auto"
     observer: Observer = SILENT
 
-    def read(self, opened: OpenedSource, data_dir: str | Path) -> Texts:
+    def read(self, task: Task, reader: Reader, max_length: int, data_dir: str | Path) -> Texts:
         """Read the texts for a model; those of the task's own hold-out and dev count as evaluated, too."""
-        evaluated = set(self.evaluated)
-        if isinstance(opened.task, SentenceTask):
-            measured = opened.task.examples(data_dir).measured.values()
+        pair = reads_pairs(task)
+        evaluated = set(evaluation_texts(self.evaluated) if self.evaluated else ())
+        if isinstance(task, SentenceTask):
+            measured = task.examples(data_dir).measured.values()
             evaluated.update(text for examples in measured for row in examples.texts for text in row)
-        longest = min(opened.architecture.max_length, self.recipe.max_length)
-        how = opened.task, opened.reader, longest, evaluated, self.leave_out
-        return read_restoration_texts(self.texts, *how)
+        longest = min(max_length, self.recipe.max_length)
+        return read_restoration_texts(self.texts, reader, longest, evaluated, pair=pair, leave_out=self.leave_out)
 
     @property
     def settings(self) -> tuple[RestorationRecipe, DeviceName, RunFiles, Observer]:
@@ -159,8 +163,8 @@ def reduce_runs(
     started = time.perf_counter()
     source, names = Path(source), {f"{speedup:g}x": speedup for speedup in directories}
     first = next(iter(directories.values()))
-    opened = open_source(source, data_dir, first if len(directories) == 1 else first.parent, examples)
-    texts = restoration and restoration.read(opened, data_dir)
+    opened = open_source(source, data_dir, first if len(directories) == 1 else first.parent, examples, restoration)
+    texts = opened.texts
     targets, state = [target], opened.state
     (device,) = devices_of(targets, opened.model, points, state, precision=precision, on_progress=on_progress)
     for speedup in directories:
@@ -251,7 +255,7 @@ def _planned(opened: OpenedSource, device: Device, target_speedup: float, small:
 
 
 class OpenedSource(NamedTuple):
-    """A run that can be reduced: its task, model, architecture and reader, data for calibration, and where state is."""
+    """A run that can be reduced: task, model, its reader, data for calibration, state, and texts to restore on."""
 
     task: Task
     model: Head
@@ -259,6 +263,7 @@ class OpenedSource(NamedTuple):
     reader: Reader
     data: Data
     state: Path
+    texts: Texts | None = None
 
     @property
     def grid(self) -> Grid:
@@ -282,21 +287,28 @@ class OpenedSource(NamedTuple):
         return held if self.data.teacher is None and float(held.lengths.sum()) >= needed else learnt
 
 
-def open_source(source: Path, data_dir: str | Path, directory: Path, examples: int) -> OpenedSource:
+def open_source(
+    source: Path, data_dir: str | Path, directory: Path, examples: int, restoration: Restoration | None = None
+) -> OpenedSource:
     """Open a run and check that it can be reduced to a directory, before any step that takes minutes.
 
     Raises:
+        UsageError: its model cannot be restored on texts.
         ReductionError: there are too few examples.
+        DataError: the data, or the texts of the restoration, cannot be used.
     """
     found = open_model(source)
     task = task_of(found, source)
-    assert found.head is not None
-    assert found.architecture is not None
-    reader = task.reader(source)
-    data = prepare(task, data_dir, reader, max_length=found.architecture.max_length, limit=examples)
-    check_weights(found.head)
-    calibration_batches(found.head, data.train)
-    return OpenedSource(task, found.head, found.architecture, reader, data, state_of(source, directory))
+    model, architecture = found.head, found.architecture
+    assert model is not None
+    assert architecture is not None
+    reader, longest = task.reader(source), architecture.max_length
+    texts = restoration and restoration.read(task, reader, longest, data_dir)
+    options = {"items": texts.items} if restoration and texts and restoration.calibrates else {}
+    data = prepare(task, data_dir, reader, max_length=longest, limit=examples, **options)
+    check_weights(model)
+    calibration_batches(model, data.train)
+    return OpenedSource(task, model, architecture, reader, data, state_of(source, directory), texts)
 
 
 def state_of(source: Path, directory: Path) -> Path:

@@ -27,7 +27,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         clip_norm: the largest norm of gradients; None does not clip.
         clips: the norm of ``all`` gradients together, or of ``each`` tensor's, as in Keras' ``clipnorm``.
         patience: epochs without a gain of more than ``min_delta`` until the training stops; None runs all epochs.
-        min_delta: in units of the score.
+        min_delta: in units of the score; with minus infinity, the last epoch is kept in place of the best one.
         average: decay of a running average of the weights, see :class:`export.training.average.AveragedWeights`, which
             is what is scored, and what is kept after the last epoch; None keeps the weights of the best epoch.
         precision: of the multiplications; weights, losses and the optimiser's sums are always FP32.

@@ -2,26 +2,35 @@
 
 import json
 import lzma
+import math
 import shutil
+from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
 from edge.errors import UsageError
 from export.cli.reduce import reduce
 from export.data.evaluation import has_evaluated
+from export.data.examples import Examples
 from export.data.tokens import load_tokenizer
 from export.errors import CheckpointError, DataError
-from export.finetune.image_tasks import DIGITS
-from export.finetune.imported import ImportedTask
 from export.finetune.models import open_model
 from export.importing.run import import_run
 from export.models.heads import Embedding, SentenceEmbedder, SequenceClassifier, SpanClassifier, TokenClassifier
 from export.models.transformer import LayerShape
 from export.reduce.plan import plan_of
 from export.reduce.reduce import apply_plan
-from export.reduce.restore import RestorationRecipe, Texts, imitated_layers, read_restoration_texts, restore
+from export.reduce.restore import (
+    RestorationObjective,
+    RestorationRecipe,
+    Texts,
+    imitated_layers,
+    read_restoration_texts,
+    restore,
+)
 from export.training.log import RunFiles
 from export.training.runs import CONFIG, read_config
 from tests.support.imported_directories import with_tokenizer, write_embedder
@@ -33,7 +42,7 @@ BOARD = ("--for", "orin-nano-super:15W", "--tokens", 16)
 
 @pytest.fixture(scope="module")
 def texts():
-    return Texts(encoded(make_sentiment(320)), encoded(make_sentiment(64, seed=1)))
+    return Texts(encoded(make_sentiment(320)), encoded(make_sentiment(64, seed=1)), Examples((), np.empty(0)))
 
 
 def embedder(layers=3):
@@ -93,17 +102,30 @@ def test_an_interrupted_restoration_ends_with_the_same_bits(texts, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         restore(model, {"2x": without(model, texts, 1)}, texts, RECIPE, files=files, observer=Seen(stop=45))
     seen = Seen()
-    trained, _ = restore(model, {"2x": resumed}, texts, RECIPE, files=files, observer=seen)
+    trained, closeness = restore(model, {"2x": resumed}, texts, RECIPE, files=files, observer=seen)
     assert seen.resumed == [(40, 60)]  # the end of the second of three epochs
     assert trained.steps == 60
     assert same(whole.model, resumed.model)
+    assert restore(model, {"2x": without(model, texts, 1)}, texts, RECIPE, files=files).closeness == closeness
 
 
-@pytest.mark.parametrize("loss", ["output", "hidden", "similarity", "relations"])
+def test_students_keep_the_last_epoch_and_are_measured_once_in_each(texts, monkeypatch):
+    """By a rate that grows until the students are worse than before."""
+    measured, measure = [], RestorationObjective.closeness
+    monkeypatch.setattr(RestorationObjective, "closeness", lambda self: measured.append(measure(self)) or measured[-1])
+    model, students = embedder(), {name: without(embedder(), texts, 1) for name in ("this", "other")}
+    recipe = msgspec.structs.replace(RECIPE, peak_learning_rate=2.0, warmup_share=0.99)
+    trained, closeness = restore(model, students, texts, recipe)
+    assert trained.scores[-1] < max(trained.scores)
+    assert trained.best_epoch == len(measured) == 3
+    assert closeness == measured[-1]
+
+
+@pytest.mark.parametrize("loss", ["output", "hidden", "similarity"])
 def test_each_loss_alone_brings_a_model_nearer(texts, loss):
     model = embedder()
-    small = without(model, texts, 1, heads=1)  # relations need no equal number of heads
-    weights = dict.fromkeys(("output", "hidden", "similarity", "relations"), 0.0) | {loss: 1.0}
+    small = without(model, texts, 1, heads=1)
+    weights = dict.fromkeys(("output", "hidden", "similarity"), 0.0) | {loss: 1.0}
     trained, _ = restore(model, {"2x": small}, texts, msgspec.structs.replace(RECIPE, **weights))
     assert trained.losses[-1] < 0.8 * trained.losses[0]
 
@@ -114,21 +136,28 @@ def test_each_layer_imitates_the_state_before_the_next_one(texts):
     assert imitated_layers(without(model, texts, 5).plan) == (0, 1, 2, 3, 5)
 
 
+EVALUATED = [f"the evaluated film number {number} was good" for number in range(60)]
+LEAVE_OUT = ("--leave-out-evaluated", "--data-dir")
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """An imported embedder of four layers, and texts."""
+    """An imported embedder of four layers, and texts with sentences of an evaluation set."""
     root = tmp_path_factory.mktemp("restoration")
     with_tokenizer(write_embedder(root / "directory", layers=4))
     import_run(root / "directory", root / "run", max_length=24)
     lines = dict.fromkeys(text for text, _ in make_sentiment(500))
-    (root / "texts.txt.xz").write_bytes(lzma.compress("\n".join(lines).encode()))
+    (root / "texts.txt.xz").write_bytes(lzma.compress("\n".join([*lines, *EVALUATED]).encode()))
+    (root / "data" / "sts").mkdir(parents=True)
+    (root / "data" / "sts" / "2014.images.test.tsv").write_text("\n".join(f"3\t{text}\tb" for text in EVALUATED))
     return root
 
 
 def test_one_command_makes_a_family_that_is_near_the_original(place, monkeypatch):
     monkeypatch.delenv("FEWHEADS_DATA", raising=False)
     texts, rate = place / "texts.txt.xz", ("--passes", 20, "--lr", 5e-3)
-    command = (place / "run", *BOARD, "--target-speedup", "1.3,2", "--distil", texts, *rate, "--out", place / "family")
+    options = ("--target-speedup", "1.3,2", "--distil", texts, *rate, *LEAVE_OUT, place / "data")
+    command = (place / "run", *BOARD, *options, "--out", place / "family")
     half, most = json.loads(invoke(reduce, *command, "--json"))
     assert [run["directory"] for run in (half, most)] == [str(place / "family" / name) for name in ("1.3x", "2x")]
     assert [run["planned"]["kept"] for run in (half, most)] == [[0, 3], [3]]
@@ -138,6 +167,8 @@ def test_one_command_makes_a_family_that_is_near_the_original(place, monkeypatch
     (measure,) = most["metrics"]["measures"]
     assert (measure["metric"], measure["split"]) == ("cosine", "holdout")
     assert measure["value"] == pytest.approx(most["closeness"], abs=0.02)
+    left = len({text for text, _ in make_sentiment(500)})
+    assert measure["n"] == math.ceil(0.1 * left) < math.ceil(0.1 * (left + len(EVALUATED)))
     config = read_config(place / "family" / "2x")
     assert "restored on" in config.provenance.trainer
     assert config.provenance.seed == 0
@@ -158,13 +189,13 @@ def test_one_command_makes_a_family_that_is_near_the_original(place, monkeypatch
         invoke(reduce, *command)
 
 
-def test_models_of_images_are_refused_before_their_data_are_read(place, tmp_path):
-    run = shutil.copytree(place / "run", tmp_path / "run")
-    config = json.loads((run / CONFIG).read_text())
-    config["arguments"]["image"] = {"size": 16}
-    (run / CONFIG).write_text(json.dumps(config))
-    with pytest.raises(UsageError, match="--distil: got a model of images, expected a model of texts"):
-        invoke(reduce, run, *BOARD, "--distil", place / "texts.txt.xz", "--out", tmp_path / "small")
+def test_models_of_images_are_refused_before_any_data_are_read(place, tmp_path):
+    run = Path(__file__).parents[1] / "compatibility" / "data" / "trained" / "pictures"
+    (tmp_path / "sts").mkdir()
+    (tmp_path / "sts" / "2014.images.test.tsv").write_text("malformed")
+    command = (*BOARD, "--distil", place / "texts.txt.xz", "--out", tmp_path / "small")
+    with pytest.raises(UsageError, match="--distil: got a model for image-classification, expected a model of texts"):
+        invoke(reduce, run, *command, "--data", tmp_path, "--data-dir", tmp_path)
 
 
 def test_texts_are_compared_with_what_a_run_is_measured_on_and_the_sets_beside_its_data(place, sst2, tmp_path):
@@ -186,12 +217,10 @@ def test_texts_are_compared_with_what_a_run_is_measured_on_and_the_sets_beside_i
         invoke(reduce, place / "run", *command, "--leave-out-evaluated", "--data-dir", tmp_path / "none")
 
 
-def read(place, lines, evaluated=(), leave_out=False, task=None):
+def read(place, lines, evaluated=(), leave_out=False):
     path = place / "lines.txt"
     path.write_text("\n".join(lines))
-    found = open_model(place / "run")
-    task = task or ImportedTask(found.architecture, found.head)
-    return read_restoration_texts([path], task, load_tokenizer(place / "run"), 16, evaluated, leave_out)
+    return read_restoration_texts([path], load_tokenizer(place / "run"), 16, evaluated, leave_out=leave_out)
 
 
 PLAIN = [text for text, _ in make_sentiment(400)]
@@ -227,11 +256,6 @@ def test_texts_of_an_evaluation_are_refused_or_left_out(place):
 def test_texts_that_cannot_restore_are_refused(place, lines, message):
     with pytest.raises(DataError, match=message):
         read(place, lines)
-
-
-def test_images_are_not_restored(place):
-    with pytest.raises(UsageError, match="--distil: got a model for digits"):
-        read(place, PLAIN, task=DIGITS)
 
 
 @pytest.mark.parametrize(
