@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from edge.errors import Raw, UsageError
-from edge.instruments.board import Board, read_board
+from edge.instruments.board import BoardInfo, read_board
 from edge.instruments.energy import board_rails
 from edge.instruments.memory import MemorySampler
 from edge.instruments.sensors import Sensors, entries, read_text, whole
@@ -68,7 +68,7 @@ class BoardState(msgspec.Struct, frozen=True, kw_only=True):
         memory_bytes: of the system and the device, such as ``system_available`` and ``device_used``.
     """
 
-    board: Board | None = None
+    board: BoardInfo | None = None
     processors: str | None = None
     limits_hertz: dict[str, float] = {}
     frequencies_hertz: dict[str, float] = {}

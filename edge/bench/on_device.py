@@ -26,7 +26,7 @@ from edge.bench.timing import Percentiles
 from edge.bundles.bundle import Bundle
 from edge.client import ONCE, Client
 from edge.datatypes import Array
-from edge.instruments.board import Board
+from edge.instruments.board import BoardInfo
 from edge.programs.tier_program import golden_loops, load_tier
 from edge.runtimes.build import build
 from edge.runtimes.runtime import Source
@@ -47,7 +47,7 @@ Advanced = Callable[[int, int, str], None]
 Where = Literal["in process", "served"]
 
 
-class DevicePlan(msgspec.Struct, frozen=True):
+class MeasurementPlan(msgspec.Struct, frozen=True):
     """Amount of measurements.
 
     Attributes:
@@ -118,7 +118,7 @@ class Ratio(msgspec.Struct, frozen=True):
 class Machine(msgspec.Struct, frozen=True):
     """Any machine; ``board`` is None except on a Jetson."""
 
-    board: Board | None
+    board: BoardInfo | None
     architecture: str
     processor: str
     python: str
@@ -145,7 +145,7 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, tag=1, tag_field="
     created: str
     fewheads_version: str
     machine: Machine
-    plan: DevicePlan
+    plan: MeasurementPlan
     before: BoardState
     after: BoardState
     observed: dict[str, dict[str, Range]]
@@ -167,7 +167,7 @@ class _Subject(NamedTuple):
 
 def measure_on_device(
     paths: Sequence[Path],
-    plan: DevicePlan,
+    plan: MeasurementPlan,
     *,
     target: str = "auto",
     cache: Path | None = None,
@@ -263,7 +263,7 @@ def _subjects(client: Client, bundle: Bundle, series: Series, local: RequestFunc
             yield _Subject(msgspec.structs.replace(series, rows=rows, where=where), ClosedLoop(call, cycle(inputs)), [])
 
 
-def _take_turns(subjects: list[_Subject], plan: DevicePlan, watch: BoardWatch, advanced: Advanced) -> None:
+def _take_turns(subjects: list[_Subject], plan: MeasurementPlan, watch: BoardWatch, advanced: Advanced) -> None:
     per_round, total = max(plan.requests // plan.rounds, 1), plan.rounds * len(subjects)
     least_seconds = _POWER_SECONDS if watch.measures_power else 0.0
     for turn in range(total):
@@ -285,7 +285,7 @@ def _idle_watts(watch: BoardWatch, advanced: Advanced) -> float | None:
     return watch.watts(begun, time.monotonic())
 
 
-def _idle_gaps(subjects: list[_Subject], plan: DevicePlan, advanced: Advanced) -> Iterator[IdleGap]:
+def _idle_gaps(subjects: list[_Subject], plan: MeasurementPlan, advanced: Advanced) -> Iterator[IdleGap]:
     alone = [subject for subject in subjects if subject.series.where == "served" and subject.series.rows == 1]
     pairs = list(product(alone, plan.idle_gaps_seconds))
     for number, (subject, gap) in enumerate(pairs):

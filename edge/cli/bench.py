@@ -239,12 +239,12 @@ def _bench_on_device(
     **_: object,
 ) -> None:
     """Measure one run, and show and write its record."""
-    from edge.bench.on_device import DevicePlan, measure_on_device
+    from edge.bench.on_device import MeasurementPlan, measure_on_device
 
     gaps = numbers("--idle-gaps", idle_gaps, "seconds above 0, at most 600", most=600)
     if out:
         check_parent("--out", out)
-    plan = DevicePlan(requests or _DEFAULT_REQUESTS, rounds, gaps, idle_requests)
+    plan = MeasurementPlan(requests or _DEFAULT_REQUESTS, rounds, gaps, idle_requests)
     with working("measuring") as advanced:
         record = measure_on_device(paths, plan, target=target, cache=cache, advanced=advanced)
     if as_json:

@@ -22,7 +22,7 @@ from edge.bundles.preprocess import preprocessor
 from edge.cli.options import PATH, cache_option, target_option
 from edge.cli.output import json_option, print_fields, print_json
 from edge.errors import FewheadsError
-from edge.instruments.board import Board, Release, parse_release, read_board
+from edge.instruments.board import BoardInfo, Release, parse_release, read_board
 from edge.instruments.memory import MemorySampler
 from edge.instruments.sensors import read_text
 from edge.programs.tier_program import load_tier
@@ -167,7 +167,7 @@ def _ports() -> Iterator[Check]:
 
 
 def jetson_checks(
-    board: Board | None, root: Path = Path("/"), environment: Mapping[str, str] = os.environ, driver: str = DRIVER
+    board: BoardInfo | None, root: Path = Path("/"), environment: Mapping[str, str] = os.environ, driver: str = DRIVER
 ) -> Iterator[Check]:
     """Yield the checks of a Jetson; on another machine, where ``board`` is None, only whether its image expects one.
 
@@ -210,7 +210,7 @@ def driver_version(driver: str = DRIVER) -> str:
     return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
-def _jetpack(board: Board, contained: bool) -> Check:
+def _jetpack(board: BoardInfo, contained: bool) -> Check:
     name, release = "jetpack", board.release
     if release is None:
         advice = f"{_MOUNT} to see it." if contained else _SUPPORTED
@@ -221,7 +221,7 @@ def _jetpack(board: Board, contained: bool) -> Check:
     return Check(name, "ok" if good else "warning", f"{board.jetpack}, L4T {board.l4t}", "" if good else _SUPPORTED)
 
 
-def _image(board: Board, image: Release) -> Check:
+def _image(board: BoardInfo, image: Release) -> Check:
     runs = board.runs(image)
     host = f"L4T {board.l4t}" if board.l4t else f"kernel {board.kernel}"
     if board.release and board.release[:2] < image[:2]:
@@ -239,7 +239,7 @@ def _image(board: Board, image: Release) -> Check:
     return Check("image", "failed", found, advice)
 
 
-def _power_mode(board: Board, contained: bool) -> Check:
+def _power_mode(board: BoardInfo, contained: bool) -> Check:
     if board.power_mode is None:
         mount = "Mount /etc/nvpmodel.conf, /etc/nvpmodel and /var/lib/nvpmodel read-only to see it."
         return Check("power mode", "absent", "unknown", mount if contained else "Set one with sudo nvpmodel -m NUMBER.")
@@ -247,7 +247,7 @@ def _power_mode(board: Board, contained: bool) -> Check:
     return Check("power mode", "ok", f"{board.power_mode}{modes}")
 
 
-def _super_firmware(board: Board) -> Check:
+def _super_firmware(board: BoardInfo) -> Check:
     name, release = "super firmware", board.release
     if board.super_firmware:
         return Check(name, "ok", "yes")

@@ -21,8 +21,8 @@ from edge.http2.messages import (
     RESPONSE,
     CallMetadata,
     Field,
-    Head,
     NotGrpc,
+    RequestHeader,
     prefix,
     read_head,
     trailers,
@@ -56,7 +56,7 @@ _GOODBYE_SECONDS: Final = 1.0
 #: What an open call costs in memory, beside its header fields and its messages.
 _CALL_BYTES: Final = 8 * 1024
 _TOO_MUCH = "connection: got more open calls, headers and messages than it may hold, expected fewer. Try again later."
-_NO_HEAD: Final = Head("", None, IDENTITY, 0)
+_NO_HEAD: Final = RequestHeader("", None, IDENTITY, 0)
 
 #: Returns the route of a call by its path and header fields, or None.
 FindRoute = Callable[[str, Sequence[Field]], Route | None]

@@ -163,7 +163,7 @@ class NotGrpc(Exception):
         self.status = status
 
 
-class Head(NamedTuple):
+class RequestHeader(NamedTuple):
     """The parameters of a call."""
 
     path: str  # of the method, as in /package.Service/Method
@@ -172,7 +172,7 @@ class Head(NamedTuple):
     size_bytes: int  # of its fields in memory
 
 
-def read_head(fields: Sequence[Field], max_bytes: int) -> Head:
+def read_head(fields: Sequence[Field], max_bytes: int) -> RequestHeader:
     """Read the parameters of a call from its fields, of at most ``max_bytes`` as HTTP/2 counts them.
 
     Raise a NotGrpc if the method is not POST, or the content type is not gRPC's, and a Refused if the fields exceed the
@@ -197,7 +197,7 @@ def read_head(fields: Sequence[Field], max_bytes: int) -> Head:
     timeout = named.get(b"grpc-timeout")
     path = named[b":path"].decode("ascii", "replace")
     seconds = None if timeout is None else _seconds(timeout)
-    return Head(path, seconds, encoding, text + _FIELD_OBJECT_BYTES * len(fields))
+    return RequestHeader(path, seconds, encoding, text + _FIELD_OBJECT_BYTES * len(fields))
 
 
 def _seconds(timeout: bytes) -> float:

@@ -15,7 +15,16 @@ from google.protobuf.message import DecodeError
 
 from edge import errors
 from edge.connections.quota import Share
-from edge.http2.messages import SMALL_BYTES, CallMetadata, Field, Head, Messages, Packed, no_room, read_metadata
+from edge.http2.messages import (
+    SMALL_BYTES,
+    CallMetadata,
+    Field,
+    Messages,
+    Packed,
+    RequestHeader,
+    no_room,
+    read_metadata,
+)
 from edge.rpc.methods import UNPARSEABLE, Refused, Status
 from edge.serving.statuses import Code
 
@@ -85,7 +94,7 @@ class Rpc:
         wire: _Wire,
         stream_id: int,
         route: Route | None,
-        head: Head,
+        head: RequestHeader,
         fields: Iterable[Field],
         share: Share,
         charged: int,

@@ -74,7 +74,7 @@ class Release(NamedTuple):
         return self.major != 36 or (self.minor >= 4) == (image.minor >= 4)
 
 
-class Board(msgspec.Struct, frozen=True):
+class BoardInfo(msgspec.Struct, frozen=True):
     """A Jetson. A fact that cannot be read is None."""
 
     model: str  # in the device tree, or NVIDIA Jetson where that is masked
@@ -99,7 +99,7 @@ class Board(msgspec.Struct, frozen=True):
         return False if majors and image.major not in majors else None
 
 
-def read_board(root: Path = Path("/")) -> Board | None:
+def read_board(root: Path = Path("/")) -> BoardInfo | None:
     """Return the facts about this machine; None if it is not a Jetson."""
     compatible = read_text(root / "proc/device-tree/compatible", _LONGEST_LINE).split("\0")
     kernel = read_name(root / "proc/sys/kernel/osrelease")
@@ -112,7 +112,7 @@ def read_board(root: Path = Path("/")) -> Board | None:
         model = _ANY_MODEL
     release = parse_release(l4t)
     modes = _power_modes(root)
-    return Board(
+    return BoardInfo(
         model=model,
         soc=next((name.removeprefix("nvidia,") for name in compatible if name.startswith("nvidia,tegra")), None),
         l4t=str(release) if release else l4t or None,

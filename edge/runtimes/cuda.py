@@ -1,11 +1,10 @@
 """CUDA memory, streams and events by pycuda, graphs by libcuda, and errors. The only importer of pycuda, lazily.
 
-pycuda has no graphs, so this module calls those functions of the driver itself. A :class:`Device` belongs to the thread
-that opened it. Its context is current on that thread only inside ``with device:``, because pycuda aborts the process
-when a thread ends with contexts on its stack.
-
-Errors are recognized by their texts. After a fatal one every later call fails, and only a new process helps. The
-numbers, names and texts are those of CUDA's ``cudaError_t`` and ``CUresult``.
+pycuda has no graphs, so this module calls those functions of the driver itself. A :class:`CudaDevice` belongs to the
+thread that opened it. Its context is current on that thread only inside ``with device:``, because pycuda aborts the
+process when a thread ends with contexts on its stack. Errors are recognized by their texts. After a fatal one every
+later call fails, and only a new process helps. The numbers, names and texts are those of CUDA's ``cudaError_t`` and
+``CUresult``.
 """
 
 from __future__ import annotations
@@ -140,7 +139,7 @@ class Memory:
             allocation.free()
 
 
-class Graph:
+class CudaGraph:
     """A captured sequence of work for one stream. Its methods raise :class:`CudaError`."""
 
     def __init__(self, executable: ctypes.c_void_p) -> None:
@@ -157,7 +156,7 @@ class Graph:
             _call("cuGraphExecDestroy", executable)
 
 
-class Device:
+class CudaDevice:
     """The context of the GPU on the thread that made this object.
 
     Raise a BackendError if pycuda is missing, or there is no GPU, and a pycuda.driver.Error if the device cannot be
@@ -243,7 +242,7 @@ class Device:
         """Copy device memory, which no run may be writing, to an array and wait for the copy."""
         self._driver.memcpy_dtoh(array, address)
 
-    def capture(self, stream: Any, work: Callable[[], None]) -> Graph:
+    def capture(self, stream: Any, work: Callable[[], None]) -> CudaGraph:
         """Capture what ``work`` enqueues into a stream, without executing it. After an error nothing is captured."""
         handle, captured, executable = ctypes.c_void_p(stream.handle), ctypes.c_void_p(), ctypes.c_void_p()
         _call("cuStreamBeginCapture_v2", handle, _THREAD_LOCAL_CAPTURE)
@@ -259,7 +258,7 @@ class Device:
             _call("cuGraphInstantiateWithFlags", ctypes.byref(executable), captured, ctypes.c_ulonglong(0))
         finally:
             _call("cuGraphDestroy", captured)
-        return Graph(executable)
+        return CudaGraph(executable)
 
     def close(self) -> None:
         """Release the context, on the owning thread, after everything that was created in it."""

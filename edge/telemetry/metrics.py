@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from edge import __version__
 from edge.connections.quota import Quota
-from edge.instruments.board import Board, read_board
+from edge.instruments.board import BoardInfo, read_board
 from edge.instruments.memory import MemoryReading
 from edge.instruments.metrics import METRICS, PER_UNIT, Metric, ModelNow
 from edge.instruments.sensors import SensorReading
@@ -157,7 +157,7 @@ def board_metrics(memory: Iterable[MemoryReading], sensors: Iterable[SensorReadi
             yield family
 
 
-def power_metrics(board: Board | None, idle_watts: float | None) -> Iterator[Family]:
+def power_metrics(board: BoardInfo | None, idle_watts: float | None) -> Iterator[Family]:
     """Yield the board as labels, and its power while nothing runs, where they are known."""
     if board:
         facts = {name: getattr(board, name) for name in ("model", "soc", "l4t", "jetpack", "power_mode")}

@@ -16,7 +16,7 @@ _OTHERS_OF_A_LAYER = 2.4
 _OTHERS_AROUND = 2
 
 
-class Encoder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EncoderSizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sizes of a transformer; queries, keys and values are one product."""
 
     layers: int
@@ -55,7 +55,7 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         kernels: all of them; 0 for those above, or for an encoder as many as TensorRT 10.3 lists for ViT-B/16.
     """
 
-    encoder: Encoder | None = None
+    encoder: EncoderSizes | None = None
     products: tuple[tuple[int, ...], ...] = ()
     attention: tuple[tuple[int, int, int, int, int], ...] = ()
     others: tuple[tuple[int, int], ...] = ()
@@ -119,7 +119,7 @@ class Unused(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     why: str
 
 
-class Published(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PublishedLatencies(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All of them; ``sources`` has repository, file and runtime by key, ``networks`` the models by name."""
 
     sources: dict[str, str]
@@ -129,6 +129,6 @@ class Published(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @cache
-def published() -> Published:
+def published() -> PublishedLatencies:
     """Return the published latencies."""
-    return msgspec.json.decode(files(__package__).joinpath("measurements.json").read_bytes(), type=Published)
+    return msgspec.json.decode(files(__package__).joinpath("measurements.json").read_bytes(), type=PublishedLatencies)

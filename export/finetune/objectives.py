@@ -19,7 +19,7 @@ from export.models.heads import Head, Outputs, tensors_of
 from export.models.transformer import Transformer, TransformerConfig
 from export.training.checkpoint import fingerprint
 from export.training.device import model_device, multiplying_in
-from export.training.objective import Score
+from export.training.objective import EpochScore
 from export.training.recipe import Precision
 
 #: Hidden states are kept up to this size; larger ones are computed again for each batch.
@@ -157,9 +157,9 @@ class TaskObjective:
             return imitation, torch.zeros_like(imitation)
         return imitation, how.hidden * hidden_loss([state.float() for state in states], wanted.states, mask)
 
-    def evaluate(self) -> Score:
+    def evaluate(self) -> EpochScore:
         """Return the score on the hold-out."""
-        return Score(self._evaluate(), self._metric)
+        return EpochScore(self._evaluate(), self._metric)
 
 
 def outputs_of(model: Head, batch: Batch) -> Outputs:

@@ -113,7 +113,7 @@ def check_final(final: bool, imported: bool) -> None:
 
 
 class OwnOptions(NamedTuple):
-    """The options as given; see :class:`export.finetune.own_texts.Choices`."""
+    """The options as given; see :class:`export.finetune.own_texts.ColumnChoices`."""
 
     data: Path | None
     dev: Path | None
@@ -143,9 +143,9 @@ class OwnOptions(NamedTuple):
 
     def describe(self, data: Path, split: SplitVersion) -> OwnData:
         """Read and check the data, with a bar, and say what was found; errors as :func:`.own_texts.describe`."""
-        from export.finetune.own_texts import Choices, describe
+        from export.finetune.own_texts import ColumnChoices, describe
 
-        choices = Choices(self.texts, self.label, self.labels, self.regression)
+        choices = ColumnChoices(self.texts, self.label, self.labels, self.regression)
         with working(f"reading {data}") as on_image:
             found = describe(data, self.dev, choices, on_image, split)
         for line in _remarks(found):

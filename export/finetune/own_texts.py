@@ -31,7 +31,7 @@ from export.finetune.text_tasks import SentenceTask, held_rows
 from export.training.runs import SPLIT, DataFile, OwnData, SplitVersion
 
 
-class Choices(NamedTuple):
+class ColumnChoices(NamedTuple):
     """What a user says about own tables; None and empty for what the data decide.
 
     Attributes:
@@ -91,7 +91,7 @@ def own_task(data: OwnData, split: SplitVersion = SPLIT) -> Task:
 def describe(
     path: Path,
     dev: Path | None,
-    choices: Choices,
+    choices: ColumnChoices,
     on_image: Callable[[int, int], None] = lambda done, images: None,
     split: SplitVersion = SPLIT,
 ) -> OwnData:
@@ -111,14 +111,14 @@ def describe(
     data = OwnData(path=str(path.resolve()), images=images, dev=None if dev is None else str(dev.resolve()))
     if not images:
         return _describe_texts(data, choices, split)
-    if choices != Choices():
+    if choices != ColumnChoices():
         fix = "Leave --text, --label, --labels, --regression and --classification out."
         expected = "tables with these options; the classes of images are their directories"
         raise UsageError("--data", given=str(path), expected=expected, fix=fix)
     return describe_images(data, on_image)
 
 
-def _describe_texts(data: OwnData, choices: Choices, split: SplitVersion) -> OwnData:
+def _describe_texts(data: OwnData, choices: ColumnChoices, split: SplitVersion) -> OwnData:
     found, tables = _read(data)
     columns = columns_of(tables[TRAIN][0], choices.texts, choices.label)
     rows = {name: rows_of(name, of_split, columns) for name, of_split in tables.items()}

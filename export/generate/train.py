@@ -34,7 +34,7 @@ from export.generate.tokenizer import EncodedExample, TextTokenizer, gpt2_bpe, t
 from export.training.checkpoint import fingerprint
 from export.training.device import DeviceName, device_of, model_device
 from export.training.log import RunFiles
-from export.training.objective import SILENT, Observer, Score
+from export.training.objective import SILENT, EpochScore, Observer
 from export.training.provenance import processor, provenance
 from export.training.recipe import Precision, Recipe
 from export.training.runs import METRICS, RunConfig, RunMetrics
@@ -223,10 +223,10 @@ class LanguageObjective:
         """Return the mean cross-entropy of the tokens that are learnt, in nats."""
         return functional.cross_entropy(*learnt_logits(self.model, batch, self._precision))
 
-    def evaluate(self) -> Score:
+    def evaluate(self) -> EpochScore:
         """Return the negated cross-entropy of the hold-out, printed as perplexity."""
         cross_entropy = float(teacher_forced(self.model, self._holdout).losses.mean())
-        return Score(-cross_entropy, "perplexity", math.exp(min(cross_entropy, 700.0)))
+        return EpochScore(-cross_entropy, "perplexity", math.exp(min(cross_entropy, 700.0)))
 
 
 def train_language(

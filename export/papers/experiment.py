@@ -22,7 +22,7 @@ from edge.files import sha256, write_whole
 from export.errors import CheckpointError
 from export.report.drawing import new_figure, write_figure
 from export.report.table import Table
-from export.training.jobs import Job, Outcome, run_jobs
+from export.training.jobs import Outcome, ProcessJob, run_jobs
 from export.training.watch import Watch, watching, watching_each
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def compute_parts(
     if len(missing) < len(parts):
         remark(f"{len(parts) - len(missing)} of {len(parts)} parts were computed earlier")
 
-    calls = [Job(part.name, _compute, (experiment, part)) for part in missing]
+    calls = [ProcessJob(part.name, _compute, (experiment, part)) for part in missing]
 
     def keep(outcome: Outcome) -> None:
         if not outcome.error:

@@ -19,7 +19,7 @@ _RECORDS = PAGE.parent / "results" / "restoration.jsonl"
 _TARGETS = (4, 3, 2, 1.5)
 
 
-class Shape(msgspec.Struct, frozen=True, array_like=True):
+class LayerSize(msgspec.Struct, frozen=True, array_like=True):
     """Heads, their width and hidden units of a layer."""
 
     heads: int
@@ -30,7 +30,7 @@ class Shape(msgspec.Struct, frozen=True, array_like=True):
         return f"{self.heads} x {self.width}, {self.units}" if self.heads else f"none, {self.units}"
 
 
-class Measured(msgspec.Struct, frozen=True, array_like=True):
+class HeldOutMeasure(msgspec.Struct, frozen=True, array_like=True):
     """Distance from the original on text that was held out, after a step: mean cosine, error of hidden states."""
 
     step: int
@@ -38,7 +38,7 @@ class Measured(msgspec.Struct, frozen=True, array_like=True):
     hidden: float
 
 
-class Restoration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RestorationRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A restored encoder.
 
     Attributes:
@@ -60,7 +60,7 @@ class Restoration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     stage: str
     student: str
     choice: str
-    plan: tuple[Shape | None, ...]
+    plan: tuple[LayerSize | None, ...]
     board: str
     predicted_speedups: dict[str, float]
     recipe: dict[str, float]
@@ -68,7 +68,7 @@ class Restoration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     stsb_train: float
     original_stsb_train: float
     layer_parameters: int
-    held_out: tuple[Measured, ...]
+    held_out: tuple[HeldOutMeasure, ...]
     losses: tuple[tuple[int, float], ...]
     steps: int
     seconds: float
@@ -97,13 +97,13 @@ class Restoration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def pages() -> dict[Path, str]:
     """Return RESULTS.md with its tables made from the records."""
     lines = _RECORDS.read_bytes().splitlines()
-    records = [msgspec.json.decode(line, type=Restoration) for line in lines]
+    records = [msgspec.json.decode(line, type=RestorationRecord) for line in lines]
     tables = {"race": _race(records), "recipes": _recipes(records)}
     by_record = {f"export/reduce/results/{_RECORDS.name}#{name}": table for name, table in tables.items()}
     return {PAGE: with_tables(PAGE.read_text(), "python -m export.reduce.restoration_tables", by_record)}
 
 
-def _race(records: Sequence[Restoration]) -> Table:
+def _race(records: Sequence[RestorationRecord]) -> Table:
     raced = sorted((one for one in records if one.stage == "race"), key=lambda one: (one.target, -one.cosine))
     rows, seen = [], set[float]()
     for one in raced:
@@ -115,10 +115,10 @@ def _race(records: Sequence[Restoration]) -> Table:
     return Table("", (*heads, "restored", "STS-B train"), rows, 3)
 
 
-def _recipes(records: Sequence[Restoration]) -> Table:
+def _recipes(records: Sequence[RestorationRecord]) -> Table:
     tried = [one for one in records if one.stage == "recipes"]
     rows: list[Sequence[Any]] = []
-    first: dict[str, Restoration] = {}
+    first: dict[str, RestorationRecord] = {}
     for one in tried:
         base = first.setdefault(one.model, one)
         changed = [f"{name} {value:g}" for name, value in one.recipe.items() if value != base.recipe[name]]
@@ -129,7 +129,7 @@ def _recipes(records: Sequence[Restoration]) -> Table:
     return Table("", ("model", "peak rate", "changed", "cosine", "STS-B train", "hidden states' error"), rows, 3)
 
 
-def _reached(one: Restoration) -> tuple[str, str]:
+def _reached(one: RestorationRecord) -> tuple[str, str]:
     return f"{one.cosine:.4f}", f"{one.stsb_train:.1f}"
 
 

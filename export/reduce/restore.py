@@ -40,7 +40,7 @@ from export.training import recipe
 from export.training.checkpoint import fingerprint
 from export.training.device import DeviceName, device_of, model_device
 from export.training.log import RunFiles
-from export.training.objective import SILENT, Observer, Score
+from export.training.objective import SILENT, EpochScore, Observer
 from export.training.trainer import Trained, train
 
 #: Most texts of the hold-out on which students are measured.
@@ -288,11 +288,11 @@ class RestorationObjective:
             loss = loss + weights.similarity * _similarity_loss(outputs, wanted)
         return loss
 
-    def evaluate(self) -> Score:
+    def evaluate(self) -> EpochScore:
         """Measure the students, and return the mean of their scores; see :meth:`closeness`."""
         self.measured = self.closeness()
         value = sum(self.measured.values()) / len(self.measured)
-        return Score(value, "cosine") if self._by_angle else Score(value, "divergence", printed=-value)
+        return EpochScore(value, "cosine") if self._by_angle else EpochScore(value, "divergence", printed=-value)
 
     def closeness(self) -> dict[str, float]:
         """Return how near each student is to the original on the texts that are held out; more is nearer.

@@ -48,7 +48,7 @@ _BATCH, _FOLDS = 64, 5
 _PENALTIES = (1.0, 10.0, 100.0, 1000.0)
 
 
-class Cascade(msgspec.Struct, frozen=True, tag_field="type", tag="cascade"):
+class CascadeSettings(msgspec.Struct, frozen=True, tag_field="type", tag="cascade"):
     """The lean tier answers first; where its margin is below ``margin``, the full tier answers.
 
     ``lean`` and ``full`` are the names that ``fewheads export FULL LEAN`` gives to the tiers; a lean run without a
@@ -83,7 +83,7 @@ class SplitReport(msgspec.Struct, frozen=True):
     policies: tuple[PolicyReport, ...]
 
 
-class Route(msgspec.Struct, frozen=True):
+class RouteReport(msgspec.Struct, frozen=True):
     """Result of a comparison: the choosing half, then the dev splits; and the cascade, whether recommended or not."""
 
     task: str
@@ -91,7 +91,7 @@ class Route(msgspec.Struct, frozen=True):
     lean: str
     cost_ratio: float
     diagnosis: Diagnosis
-    cascade: Cascade
+    cascade: CascadeSettings
     splits: tuple[SplitReport, ...]
 
 
@@ -149,7 +149,7 @@ class Router:
         return np.zeros(len(features)) if self.model is None else np.asarray(self.model.decision_function(features))
 
 
-def route_run(full: str | Path, lean: str | Path, data_dir: str | Path, cost_ratio: float) -> Route:
+def route_run(full: str | Path, lean: str | Path, data_dir: str | Path, cost_ratio: float) -> RouteReport:
     """Fit a router, choose thresholds, and report whether any policy pays.
 
     Half of the hold-out fits the router, the other half chooses thresholds and decides; dev is only reported, of runs
@@ -200,9 +200,9 @@ def route_run(full: str | Path, lean: str | Path, data_dir: str | Path, cost_rat
         reports.append(dev.report(router, choose(judge(dev.items, fixed))))
     # The name that 'fewheads export' gives to the lean tier, or else the name of its directory.
     name = reduced_name(read_config(full), read_config(lean)) or lean.name.lower()
-    cascade = Cascade(name, FULL, chosen["cascade"].threshold)
+    cascade = CascadeSettings(name, FULL, chosen["cascade"].threshold)
     diagnosis = diagnose(list(chosen.values()))
-    return Route(task.name, str(full), str(lean), cost_ratio, diagnosis, cascade, tuple(reports))
+    return RouteReport(task.name, str(full), str(lean), cost_ratio, diagnosis, cascade, tuple(reports))
 
 
 def pooled_embeddings(model: Head, rows: Rows) -> Array:

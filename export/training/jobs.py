@@ -39,7 +39,7 @@ _TAIL_BYTES, _LONGEST_CHARS = 4096, 160
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-class Job(NamedTuple):
+class ProcessJob(NamedTuple):
     """A call in a process of its own.
 
     Attributes:
@@ -55,7 +55,7 @@ class Job(NamedTuple):
 class Outcome(NamedTuple):
     """The end of a job: what the function returned, or the error of a failed one, which names its log."""
 
-    job: Job
+    job: ProcessJob
     seconds: float
     result: Any = None
     error: JobError | None = None
@@ -68,7 +68,7 @@ _Run: TypeAlias = Callable[[bytes, Path, threading.Event], _Ended]
 
 
 def run_jobs(
-    jobs: Sequence[Job],
+    jobs: Sequence[ProcessJob],
     *,
     logs: Path,
     workers: int | None = None,
@@ -138,7 +138,7 @@ def use_gpus(device: DeviceName, ray: str | None) -> bool:
     return device_of(device).type == "cuda"
 
 
-def _outcome(job: Job, log: Path, run: _Run, stop: threading.Event) -> Outcome:
+def _outcome(job: ProcessJob, log: Path, run: _Run, stop: threading.Event) -> Outcome:
     started = time.perf_counter()
     try:
         result, reason = run(pickle.dumps((job.function, job.arguments)), log, stop)

@@ -25,7 +25,7 @@ class Epoch(msgspec.Struct, frozen=True):
     """A finished epoch: its number from 1, and its score."""
 
     number: int
-    score: Score
+    score: EpochScore
 
 
 class Observer:
@@ -44,7 +44,7 @@ class Observer:
 SILENT = Observer()
 
 
-class Score(msgspec.Struct, frozen=True):
+class EpochScore(msgspec.Struct, frozen=True):
     """Evaluation of a model after an epoch.
 
     Attributes:
@@ -88,5 +88,5 @@ class Objective(Protocol):
     def loss(self, batch: Any, progress: float) -> Tensor:
         """Return the loss of a batch, a scalar, after a share ``progress`` of all steps."""
 
-    def evaluate(self) -> Score:
+    def evaluate(self) -> EpochScore:
         """Return the score of the model, which is in evaluation mode, on data that are not trained on."""

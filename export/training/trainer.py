@@ -18,7 +18,7 @@ from export.training.average import AveragedWeights
 from export.training.checkpoint import load_state, save_state
 from export.training.device import model_device
 from export.training.log import TrainingLog
-from export.training.objective import SILENT, Epoch, Objective, Observer, Score, Step
+from export.training.objective import SILENT, Epoch, EpochScore, Objective, Observer, Step
 from export.training.optimizers import Optimizers
 from export.training.recipe import Recipe, learning_rate
 from export.training.runs import RunMetrics
@@ -185,7 +185,7 @@ class _Run:
         patience = self.recipe.patience
         return patience is not None and len(self.scores) - self.best_epoch >= patience
 
-    def end_epoch(self, score: Score) -> None:
+    def end_epoch(self, score: EpochScore) -> None:
         self.check()
         if not math.isfinite(score.value):
             subject = f"{score.name} after epoch {len(self.scores) + 1}"

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from edge.runtimes.cuda import Device, Slices
+from edge.runtimes.cuda import CudaDevice, Slices
 from tests.gpu.times import COUNTS, times
 
 SIZE = 1 << 16
@@ -13,7 +13,7 @@ SIZE = 1 << 16
 
 @pytest.fixture
 def opened():
-    device = Device()
+    device = CudaDevice()
     try:
         with device:
             yield device
@@ -89,7 +89,7 @@ def test_a_graph_replays_addresses_and_a_failed_capture_leaves_a_usable_stream(o
 
 
 def test_another_thread_cannot_use_a_device():
-    device, raised = Device(), list[str]()
+    device, raised = CudaDevice(), list[str]()
 
     def use():
         with pytest.raises(RuntimeError, match="belongs to the thread MainThread, but other uses it") as caught:

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 
 from edge.cli.doctor import Check, driver_version, jetson_checks, runtime_checks
-from edge.instruments.board import Board, Release, parse_release, read_board
+from edge.instruments.board import BoardInfo, Release, parse_release, read_board
 from edge.runtimes.table import RUNTIMES
 from tests.support import boards
 from tests.support.boards import KERNELS, MODELS, RELEASES, SWAPS, in_container, link, orin_nano, write
@@ -214,7 +214,7 @@ def board(root):
 def test_facts_of_an_orin_nano(tmp_path, jetpack):
     l4t, name = VERSIONS[jetpack]
     root = orin_nano(tmp_path, jetpack)
-    assert read_board(root) == Board(
+    assert read_board(root) == BoardInfo(
         model=MODELS[jetpack],
         soc="tegra234",
         l4t=l4t,
@@ -224,7 +224,7 @@ def test_facts_of_an_orin_nano(tmp_path, jetpack):
         super_firmware=jetpack != 5,
         kernel=KERNELS[jetpack],
     )
-    assert read_board(in_container(root)) == Board("NVIDIA Jetson", kernel=KERNELS[jetpack])
+    assert read_board(in_container(root)) == BoardInfo("NVIDIA Jetson", kernel=KERNELS[jetpack])
 
 
 @pytest.mark.parametrize(
@@ -263,14 +263,14 @@ def test_board_runs_images_of_its_release_or_else_of_its_kernel():
         ("39.2.1", Release(36, 4), False),
         ("36.4.3", Release(39, 2), False),
     ):
-        assert Board("NVIDIA Jetson", l4t=host).runs(image) is runs
+        assert BoardInfo("NVIDIA Jetson", l4t=host).runs(image) is runs
     for kernel, r36, r39 in (
         ("5.10.120-tegra", False, False),
         ("5.15.148-tegra", None, False),
         ("6.8.12-1021-tegra", False, None),
         (None, None, None),
     ):
-        found = Board("NVIDIA Jetson", kernel=kernel)
+        found = BoardInfo("NVIDIA Jetson", kernel=kernel)
         assert (found.runs(Release(36, 4)), found.runs(Release(39, 4))) == (r36, r39)
 
 

@@ -11,7 +11,7 @@ from deploy import device_table
 from edge.bench import conditions, on_device
 from edge.bench.conditions import BoardWatch
 from edge.bench.inputs import golden_inputs
-from edge.bench.on_device import DevicePlan, served_elsewhere
+from edge.bench.on_device import MeasurementPlan, served_elsewhere
 from edge.cli.bench import publish
 from edge.client import Client
 from edge.errors import FewheadsError, UsageError
@@ -21,7 +21,7 @@ from tests.support.models import ORACLE_BUNDLE
 from tests.support.server_models import echo_input, write_echo_bundle
 from tests.support.text_model import write_sentiment_bundle
 
-QUICK = DevicePlan(requests=12, rounds=3, idle_gaps_seconds=(0.01, 0.02), idle_requests=2)
+QUICK = MeasurementPlan(requests=12, rounds=3, idle_gaps_seconds=(0.01, 0.02), idle_requests=2)
 ALARM = "sys/class/hwmon/hwmon3/oc2_event_cnt"
 LEVEL = "sys/class/thermal/cooling_device3/cur_state"
 STATUS = "var/lib/nvpmodel/status"
@@ -133,7 +133,7 @@ def test_other_runtime_of_the_server_raises_a_doubt(url):
 
 
 def test_throttled_run_is_not_published(board, tmp_path):
-    record = measured(board, DevicePlan(4, 1, (), 0), lambda: write(board, {ALARM: "18\n"}))
+    record = measured(board, MeasurementPlan(4, 1, (), 0), lambda: write(board, {ALARM: "18\n"}))
     doubt = "throttled: the alarm oc2 rose from 15 to 18"
     assert record.doubts == (doubt,)
     out = tmp_path / "record.json"

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from edge.errors import DeadlineExceeded, Overloaded
-from edge.instruments.board import Board, read_board
+from edge.instruments.board import BoardInfo, read_board
 from edge.instruments.energy import TierEnergy
 from edge.instruments.memory import MemorySampler
 from edge.instruments.metrics import METRICS, NONFINITE, ModelNow, RequestMetric
@@ -167,7 +167,7 @@ def test_board_and_idle_power(tmp_path):
     labels = f'jetpack="7.2.1",l4t="39.2.1",model="{MODELS[7]}",power_mode="25W",soc="tegra234"'
     assert f"fewheads_board_info{{{labels}}} 1.0" in lines
     assert "fewheads_idle_power_watts 5.25" in lines
-    (unknown,) = power_metrics(Board("NVIDIA Jetson"), None)
+    (unknown,) = power_metrics(BoardInfo("NVIDIA Jetson"), None)
     assert [sample.labels for sample in unknown.samples] == [{"model": "NVIDIA Jetson"}]
     assert not list(power_metrics(None, None))
 

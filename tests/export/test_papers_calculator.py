@@ -13,7 +13,7 @@ from export.cli.calculator import calculator
 from export.papers.calculator import tables
 from export.papers.calculator.benchmark import baseline, errors_of, score
 from export.papers.calculator.networks import NETWORKS
-from export.papers.calculator.records import FROZEN, RunRecord, grouped, pooled, results_of
+from export.papers.calculator.records import FROZEN, TrainingRecord, grouped, pooled, results_of
 from export.papers.calculator.train import train_run
 from export.papers.experiment import read_records
 from export.training.checkpoint import load
@@ -44,7 +44,7 @@ def out(given, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def models(out):
-    records = read_records(out, RunRecord)
+    records = read_records(out, TrainingRecord)
     ordered = dict(sorted(records.items(), key=lambda one: one[1].seed or 0))
     return {model.name: model for model in results_of(grouped(ordered))}
 
@@ -61,7 +61,7 @@ def test_runs_of_a_model_are_its_seeds_and_a_constructed_one_counts_once(models,
 def test_another_training_makes_another_model():
     def run(seed, **changed):
         fields = {"model": "calculator-transformer4", "trainer": "a", "parameters": 1, "measures": ()}
-        return RunRecord(seed=seed, **{**fields, **changed})
+        return TrainingRecord(seed=seed, **{**fields, **changed})
 
     runs = {"a": run(0), "b": run(1), "c": run(0, model="calculator-gate"), "d": run(0, trainer="b")}
     found = {name: [one.seed for one in seeds] for name, seeds in grouped(runs).items()}
@@ -78,7 +78,9 @@ def test_scores_are_geometric_means_and_tests_are_of_their_logarithms(models, gi
     measure = models["fnn2"].measure("score", "benchmark")
     assert (measure.value, measure.seeds) == (pytest.approx(scipy.stats.gmean(scores)), 3)
     half = scipy.stats.t.ppf(0.975, 2) * scipy.stats.sem(np.log(scores))
-    runs = [one for record in read_records(out, RunRecord).values() for one in record.measures if record.model == FNN2]
+    runs = [
+        one for record in read_records(out, TrainingRecord).values() for one in record.measures if record.model == FNN2
+    ]
     ends = [np.log(one.interval) - np.log(one.value) for one in runs if one.metric == "score"]
     low, high = np.hypot(np.mean(ends, axis=0), half)
     assert np.log(measure.interval) == pytest.approx([np.log(measure.value) - low, np.log(measure.value) + high])
@@ -111,7 +113,7 @@ def test_the_papers_slip_is_shown_with_our_answers(models):
 
 
 def test_grids_are_answers_less_truths(out):
-    records = {record.model: record for record in read_records(out, RunRecord).values()}
+    records = {record.model: record for record in read_records(out, TrainingRecord).values()}
     oracle, fnn2 = records["calculator-oracle"], records[FNN2]
     assert all(not np.any(errors) for errors in oracle.grids.values())
     errors = np.array(fnn2.grids["a - b + 2"])
@@ -148,8 +150,8 @@ def test_means_of_seeds_are_compared_by_their_intervals_as_the_seeds_are():
     for name, values in scores.items():
         of_seeds = [Measure("score", "benchmark", value, 9) for value in values]
         fields = {"model": name, "trainer": "", "parameters": 1, "paper_long": 0.0, "paper_scores": (1.0,)}
-        runs[name] = [RunRecord(seed=n, measures=(one,), **fields) for n, one in enumerate(of_seeds)]
-        means[name] = [RunRecord(seed=None, measures=pooled(runs[name]), **fields)]
+        runs[name] = [TrainingRecord(seed=n, measures=(one,), **fields) for n, one in enumerate(of_seeds)]
+        means[name] = [TrainingRecord(seed=None, measures=pooled(runs[name]), **fields)]
     expected, found = ({one.name: one.against for one in results_of(groups)} for groups in (runs, means))
     for name, against in expected.items():
         assert found[name] == {other: pytest.approx(pair) for other, pair in against.items()}
@@ -159,7 +161,7 @@ def test_means_of_seeds_are_compared_by_their_intervals_as_the_seeds_are():
 
 
 def test_shares_count_items_and_seeds():
-    records = read_records(tables.RESULTS / "stack", RunRecord)
+    records = read_records(tables.RESULTS / "stack", TrainingRecord)
     stack, lstm = ({(one.metric, one.split): one for one in pooled(runs)} for runs in [*grouped(records).values()][:2])
     assert stack["right", "val"].interval == pytest.approx(wilson(2000, 2000)), "seeds that are all right"
     runs = [record for record in records.values() if record.model == "calculator-token-lstm"]

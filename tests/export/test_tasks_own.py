@@ -9,7 +9,7 @@ import pytest
 from edge.errors import UsageError
 from export.cli.finetune import finetune
 from export.errors import DataError
-from export.finetune.own_texts import Choices, describe, own_task
+from export.finetune.own_texts import ColumnChoices, describe, own_task
 from export.finetune.recipe import restoring_command
 from export.training.provenance import provenance
 from export.training.runs import OwnData, RunConfig
@@ -33,7 +33,7 @@ def written(root, name):
 
 
 def read(path, *arguments, dev=None, **choices):
-    data = describe(Path(path), dev, Choices(*arguments, **choices))
+    data = describe(Path(path), dev, ColumnChoices(*arguments, **choices))
     return data, own_task(data).examples("nowhere")
 
 
@@ -200,7 +200,7 @@ def test_malformed_data(name, content, choices, message, tmp_path):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises((DataError, UsageError), match=message):
-        describe(tmp_path / Path(name).parts[0], None, Choices(**choices))
+        describe(tmp_path / Path(name).parts[0], None, ColumnChoices(**choices))
 
 
 def test_texts_and_images_of_two_classes_have_the_same_metrics(tmp_path):
@@ -210,7 +210,7 @@ def test_texts_and_images_of_two_classes_have_the_same_metrics(tmp_path):
         folder.mkdir(parents=True, exist_ok=True)
         image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number}.png")
     texts = write_rows(tmp_path / "x.csv", ("text", "label"), ROWS)
-    metrics = {own_task(describe(path, None, Choices())).metrics for path in (tmp_path / "pets", texts)}
+    metrics = {own_task(describe(path, None, ColumnChoices())).metrics for path in (tmp_path / "pets", texts)}
     assert metrics == {("accuracy", "macro_f1", "matthews")}
 
 
@@ -226,11 +226,11 @@ def test_malformed_parquet(tmp_path):
     latin = pyarrow.StringArray.from_buffers(1, *pyarrow.array([b"caf\xe9"], pyarrow.binary()).buffers()[1:])
     parquet.write_table(pyarrow.table({"text": latin, "label": ["good"]}), tmp_path / "w.parquet")
     with pytest.raises(DataError, match=r"w\.parquet column text: got .*utf-8.*, expected UTF-8"):
-        describe(tmp_path / "w.parquet", None, Choices())
+        describe(tmp_path / "w.parquet", None, ColumnChoices())
     (tmp_path / "w.parquet").unlink()
     for malformed in sorted(tmp_path.iterdir()):
         with pytest.raises(DataError, match=rf"{malformed.name}: got .* expected a file \.parquet"):
-            describe(malformed, None, Choices())
+            describe(malformed, None, ColumnChoices())
 
 
 def test_labels_in_columns_of_arrow(tmp_path):
@@ -243,16 +243,16 @@ def test_labels_in_columns_of_arrow(tmp_path):
     ):
         parquet.write_table(pyarrow.table({"text": ["a", "b", "c"], "label": labels}), path)
         with pytest.raises(DataError, match=message):
-            describe(path, None, Choices())
+            describe(path, None, ColumnChoices())
     # A class that a data set declares may be called nan.
     names = {"info": {"features": {"label": {"_type": "ClassLabel", "names": ["eng", "nan"]}}}}
     table = pyarrow.table({"text": [f"text {number}" for number in range(40)], "label": [0, 1] * 20})
     parquet.write_table(table.replace_schema_metadata({"huggingface": json.dumps(names)}), path)
-    assert describe(path, None, Choices()).labels == ("eng", "nan")
+    assert describe(path, None, ColumnChoices()).labels == ("eng", "nan")
     table = table.set_column(1, "label", [[0, 1] * 19 + [0, 2]])
     parquet.write_table(table.replace_schema_metadata({"huggingface": json.dumps(names)}), path)
     with pytest.raises(DataError, match=r"row 40 .*: got 2, expected the number of a class, 0 to 1\. Correct it"):
-        describe(path, None, Choices())
+        describe(path, None, ColumnChoices())
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_the_command_that_restores_a_reduced_run_reads_the_same_data(labels, cho
     assert (program, command) == ("fewheads", "finetune")
     given = finetune.make_context(command, options).params
     names = tuple(given["labels"].split(",")) if given["labels"] else ()
-    again = Choices(tuple(given["texts"]), given["label"], names, given["regression"])
+    again = ColumnChoices(tuple(given["texts"]), given["label"], names, given["regression"])
     assert describe(given["data"], given["dev"], again) == data
 
 
@@ -288,22 +288,22 @@ def test_dev_with_other_labels_or_none_and_files_of_one_split_in_two_formats(tmp
     ):
         dev.write_text(content)
         with pytest.raises(DataError, match=message):
-            describe(train, dev, Choices())
+            describe(train, dev, ColumnChoices())
     write_rows(dev, ("text", "lable"), ROWS)
     with pytest.raises(DataError, match=r"dev\.csv: got the columns text, lable, expected the label column label"):
-        describe(tmp_path, None, Choices())
+        describe(tmp_path, None, ColumnChoices())
     dev.rename(tmp_path / "test.csv")
-    assert describe(tmp_path, None, Choices()).files[-1].split == ""
+    assert describe(tmp_path, None, ColumnChoices()).files[-1].split == ""
     with pytest.raises(DataError, match=r"missing\.csv: got nothing there, .* Give another --dev"):
-        describe(train, tmp_path / "missing.csv", Choices())
+        describe(train, tmp_path / "missing.csv", ColumnChoices())
     shutil.copy(train, tmp_path / "train.tsv")
     with pytest.raises(DataError, match=r"got train\.csv and train\.tsv, expected one file for train"):
-        describe(tmp_path, None, Choices())
+        describe(tmp_path, None, ColumnChoices())
 
 
 def test_data_are_found_where_they_were_or_below_data_dir_and_must_not_change(tmp_path):
     path = write_rows(tmp_path / "here" / "reviews.csv", ("text", "label"), ROWS)
-    task = own_task(describe(path, None, Choices()))
+    task = own_task(describe(path, None, ColumnChoices()))
     before = task.examples("nowhere")
     moved = shutil.move(path.parent, tmp_path / "there")
     with pytest.raises(DataError, match=r"reviews\.csv: got nothing there, .*give --data-dir with the directory"):
@@ -323,7 +323,7 @@ def test_a_saved_split_cannot_take_the_place_of_the_holdout(tmp_path):
     shutil.copytree(MADE / "saved" / "validation", tmp_path / "saved" / "holdout")
     (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "holdout"]}')
     with pytest.raises(DataError, match=r"saved: got a split holdout, expected splits of other names\. Call it dev or"):
-        describe(tmp_path / "saved", None, Choices())
+        describe(tmp_path / "saved", None, ColumnChoices())
 
 
 def test_a_name_is_that_of_no_other_task():

@@ -16,7 +16,7 @@ import pytest
 from edge import __version__
 from edge.errors import UsageError
 from export.errors import JobError
-from export.training.jobs import Job, run_in_process, run_jobs, run_on_node
+from export.training.jobs import ProcessJob, run_in_process, run_jobs, run_on_node
 from tests.support import job_functions
 from tests.support.commands import SECONDS, closed_address
 
@@ -25,7 +25,7 @@ has_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ra
 
 
 def job(place, name, function=job_functions.write_process, *arguments):
-    return Job(name, function, (place / name, *arguments))
+    return ProcessJob(name, function, (place / name, *arguments))
 
 
 def written(place, *names):
@@ -74,10 +74,10 @@ def test_a_failed_job_is_reported_and_leaves_the_others_alone(tmp_path, capsys):
 SLEEPING = """
 import sys
 from pathlib import Path
-from export.training.jobs import Job, run_jobs
+from export.training.jobs import ProcessJob, run_jobs
 from tests.support.job_functions import sleep
 place = Path(sys.argv[1])
-jobs = [Job(name, sleep, (place / name, place / f"{name}.pid")) for name in ("one", "two", "three")]
+jobs = [ProcessJob(name, sleep, (place / name, place / f"{name}.pid")) for name in ("one", "two", "three")]
 run_jobs(jobs, logs=place / "logs", workers=2)
 """
 

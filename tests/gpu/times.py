@@ -11,7 +11,7 @@ from statistics import median
 import numpy as np
 import pycuda.driver as cuda
 
-from edge.runtimes.cuda import Device
+from edge.runtimes.cuda import CudaDevice
 from tests.device.software import library
 
 #: Spins for a number of the multiprocessor's cycles. The driver compiles it for its GPU; sm_75 is Turing.
@@ -55,7 +55,7 @@ def times(repetitions=50, sizes_bytes=SIZES_BYTES):
         AssertionError: copied bytes differ.
         BackendError, pycuda.driver.Error, CudaError: the device fails.
     """
-    with closing(Device()) as device, device:
+    with closing(CudaDevice()) as device, device:
         return _times(device, repetitions, sizes_bytes)  # everything is freed before the context
 
 

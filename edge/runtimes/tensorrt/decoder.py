@@ -16,7 +16,7 @@ import numpy as np
 from edge.datatypes import Array
 from edge.errors import InvalidRequest
 from edge.runner import DecoderTensors
-from edge.runtimes.cuda import Device, Memory, Slices, is_out_of_memory
+from edge.runtimes.cuda import CudaDevice, Memory, Slices, is_out_of_memory
 from edge.runtimes.host import Group, groups_of, places_for, places_left
 from edge.runtimes.tensorrt.device import SharedDevice
 from edge.runtimes.tensorrt.engine import ALIGNMENT, Engine, Enqueued, Shape, aligned
@@ -55,7 +55,7 @@ class Entries:
         """Return the shape of each tensor, of its first rows."""
         return {name: (rows, group.heads, self.places, group.width) for group in self._groups for name in group.names}
 
-    def clear(self, device: Device, row: int, rows: int, stream: Any) -> None:
+    def clear(self, device: CudaDevice, row: int, rows: int, stream: Any) -> None:
         """Enqueue a fill of some rows with zeros."""
         for group, start in zip(self._groups, self._starts, strict=True):
             row_bytes = group.heads * start.pitch
@@ -67,7 +67,7 @@ class Entries:
         self,
         source: Entries,
         moved: tuple[int, int],
-        device: Device,
+        device: CudaDevice,
         stream: Any,
         *,
         rows: int,

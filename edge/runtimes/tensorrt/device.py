@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
-from edge.runtimes.cuda import Device, Memory, abandon, fatal_name
+from edge.runtimes.cuda import CudaDevice, Memory, abandon, fatal_name
 
 #: Makes a model use another arena, and drops its graphs, which have the address of the old one. No run is in progress.
 ArenaMoves = Callable[[Memory], None]
@@ -17,11 +17,11 @@ class SharedDevice:
 
     All runs go through one stream, one after the other, so they share one activation memory, as large as the largest
     model needs. It grows when a model is loaded, and is freed with the last model. Use everything but ``device`` inside
-    ``with device:``. The constructor raises the errors of :class:`edge.runtimes.cuda.Device`.
+    ``with device:``. The constructor raises the errors of :class:`edge.runtimes.cuda.CudaDevice`.
     """
 
     def __init__(self) -> None:
-        self.device = Device()
+        self.device = CudaDevice()
         self.counts: Counter[str] = Counter()  # graph captures and launches, and plain enqueues
         self._users: list[ArenaMoves] = []
         try:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from edge.datatypes import TensorSpec, byte_size
 from edge.errors import BackendError, InvalidRequest, Raw, shown
-from edge.runtimes.cuda import CudaError, Graph, Memory
+from edge.runtimes.cuda import CudaError, CudaGraph, Memory
 from edge.runtimes.tensorrt.device import SharedDevice
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ Copies = Callable[[int], None]
 class _Captured:
     """A graph, the contexts that it was captured from and that must not change, and the number of its last launch."""
 
-    graph: Graph
+    graph: CudaGraph
     contexts: Mapping[Enqueued, Any]
     used: int
 

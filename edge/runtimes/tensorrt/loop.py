@@ -14,7 +14,7 @@ import numpy as np
 from edge.datatypes import NUMPY_TYPES, Array
 from edge.errors import InvalidRequest
 from edge.runner import LoopTensors, Tensor
-from edge.runtimes.cuda import Device
+from edge.runtimes.cuda import CudaDevice
 from edge.runtimes.tensorrt.engine import Engine, Shape, Work, aligned
 from edge.runtimes.tensorrt.model import TensorRtModel
 
@@ -29,7 +29,9 @@ class LoopBuffers:
         pycuda.driver.MemoryError: the device has too little memory. Nothing stays allocated.
     """
 
-    def __init__(self, model: TensorRtModel, device: Device, engine: Engine, tensors: LoopTensors, steps: int) -> None:
+    def __init__(
+        self, model: TensorRtModel, device: CudaDevice, engine: Engine, tensors: LoopTensors, steps: int
+    ) -> None:
         self.tensors, self.steps = tensors, steps
         self.free = True
         largest = max(engine.ranges(tensors.state), key=lambda allowed: prod(allowed.most))

@@ -11,7 +11,7 @@ import numpy as np
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec, byte_size
 from edge.errors import InvalidRequest
 from edge.runner import DecoderTensors, LoopTensors, Tensor, check_feeds
-from edge.runtimes.cuda import Device
+from edge.runtimes.cuda import CudaDevice
 from edge.runtimes.tensorrt.decoder import DecoderBuffers, TensorRtDecoder
 from edge.runtimes.tensorrt.device import SharedDevice
 from edge.runtimes.tensorrt.engine import Copies, Engine, Enqueued, Shape, TensorRtError, aligned
@@ -61,7 +61,7 @@ class Slot:
         pycuda.driver.MemoryError: the device has too little memory. Nothing stays allocated.
     """
 
-    def __init__(self, model: TensorRtModel, device: Device, sizes: Mapping[str, int], mapped_bytes: int) -> None:
+    def __init__(self, model: TensorRtModel, device: CudaDevice, sizes: Mapping[str, int], mapped_bytes: int) -> None:
         self.uploaded = device.event()  # after a copy that is not part of the run
         self.done = device.event()  # after the run
         self.busy = False

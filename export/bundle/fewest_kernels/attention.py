@@ -41,7 +41,7 @@ class Projection(NamedTuple):
         return self._replace(weight=self.weight.padded(0, outputs), bias=np.pad(self.bias, (0, outputs)))
 
 
-class Attention(NamedTuple):
+class AttentionNodes(NamedTuple):
     """The nodes of an attention.
 
     Attributes:
@@ -60,7 +60,7 @@ class Attention(NamedTuple):
     added: NodeProto
 
 
-def attention_of(graph: Graph, softmax: NodeProto) -> Attention | None:
+def attention_of(graph: Graph, softmax: NodeProto) -> AttentionNodes | None:
     """Return the attention around a softmax, or None where the graph has another form."""
     masked = graph.maker(softmax.input[0], "Add")
     terms = masked.input if masked else softmax.input
@@ -84,7 +84,7 @@ def attention_of(graph: Graph, softmax: NodeProto) -> Attention | None:
     if len(shapes) > 1 or graph.rank(read) != 3:
         return None
     projections = (q[0], k[0], v[0])
-    return Attention(heads, head_dim, projections, logits, weighted, merged, output, added)
+    return AttentionNodes(heads, head_dim, projections, logits, weighted, merged, output, added)
 
 
 def _scaled_product(graph: Graph, name: str) -> NodeProto | None:

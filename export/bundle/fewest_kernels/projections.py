@@ -7,7 +7,7 @@ from onnx import NodeProto
 from onnx.helper import make_node
 
 from edge.datatypes import Array
-from export.bundle.fewest_kernels.attention import HEADS, TRANSPOSED_HEADS, Attention, Weight, bias_of, weight_of
+from export.bundle.fewest_kernels.attention import HEADS, TRANSPOSED_HEADS, AttentionNodes, Weight, bias_of, weight_of
 from export.bundle.fewest_kernels.graph import Graph
 
 
@@ -34,7 +34,7 @@ _SHIFTS = (0.0, 0.25, -0.25, 0.5, -0.5, 1.0, -1.0)
 _MOST_NOISE = 2.0
 
 
-def remove_biases(graph: Graph, found: Attention, output: Array) -> None:
+def remove_biases(graph: Graph, found: AttentionNodes, output: Array) -> None:
     """Leave queries, keys and values without biases and factors."""
     weights = [one.factor * one.weight.values.astype(np.float64) for one in found.projections]
     q, _, v = found.projections
@@ -66,7 +66,7 @@ def remove_biases(graph: Graph, found: Attention, output: Array) -> None:
     found.added.input[:] = [found.output.output[0], added]
 
 
-def _shift_of(graph: Graph, found: Attention) -> tuple[NodeProto, Array, Array, bool] | None:
+def _shift_of(graph: Graph, found: AttentionNodes) -> tuple[NodeProto, Array, Array, bool] | None:
     """Return the normalisation before attention, its factors and shifts, and whether its output is the residual, too.
 
     None where something else reads its output.
@@ -110,7 +110,7 @@ def _absorbed(factors: Array, shifts: Array, weights: list[Array], bias: Array) 
     return best
 
 
-def rewrite(graph: Graph, found: Attention) -> bool:
+def rewrite(graph: Graph, found: AttentionNodes) -> bool:
     """Change an attention, and return whether it could be."""
     rounded = {one.weight.scales is not None for one in found.projections}
     output = weight_of(graph, found.output.input[1])
@@ -135,7 +135,7 @@ def rewrite(graph: Graph, found: Attention) -> bool:
     return True
 
 
-def _join(graph: Graph, found: Attention) -> None:
+def _join(graph: Graph, found: AttentionNodes) -> None:
     """Make queries, keys and values in one product, with one bias and one transposition."""
     q = found.projections[0]
     weights = [one.weight for one in found.projections]

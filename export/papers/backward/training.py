@@ -32,7 +32,7 @@ from export.papers.backward.head import BackwardHead, HeadConfig, create
 from export.training.checkpoint import fingerprint, load, save
 from export.training.device import model_device
 from export.training.log import RunFiles
-from export.training.objective import SILENT, Observer, Score
+from export.training.objective import SILENT, EpochScore, Observer
 from export.training.provenance import processor, provenance
 from export.training.recipe import Recipe
 from export.training.runs import RunConfig, RunMetrics, read_config
@@ -190,10 +190,10 @@ class HeadObjective:
         """Return the mean cross-entropy."""
         return self._losses(batch).mean()
 
-    def evaluate(self) -> Score:
+    def evaluate(self) -> EpochScore:
         """Return the negated mean cross-entropy on the hold-out."""
         error = float(self.losses(self._holdout).mean())
-        return Score(-error, "cross-entropy", error)
+        return EpochScore(-error, "cross-entropy", error)
 
     @torch.no_grad()
     def losses(self, states: HiddenStates) -> Array:

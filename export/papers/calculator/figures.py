@@ -9,7 +9,7 @@ import numpy as np
 
 from export.data.expressions import IN_RANGE, LONG_TERMS
 from export.papers.calculator.benchmark import FLOOR
-from export.papers.calculator.records import Grids, ModelResult, RunRecord, results_of
+from export.papers.calculator.records import Grids, ModelResult, TrainingRecord, results_of
 from export.report.drawing import finish_axes, new_figure, plot_band
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def errors_by_operands(models: Mapping[str, Grids]) -> Figure:
     return figure
 
 
-def figures_of(groups: Mapping[str, Sequence[RunRecord]]) -> dict[str, Figure]:
+def figures_of(groups: Mapping[str, Sequence[TrainingRecord]]) -> dict[str, Figure]:
     """Return the figures by name, of the seeds of each calculator of sums."""
     grids = {name: runs[0].grids for name, runs in groups.items() if runs[0].grids}
     return {"errors-by-terms": errors_by_terms(results_of(groups)), "errors-by-operands": errors_by_operands(grids)}

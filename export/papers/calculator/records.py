@@ -18,7 +18,7 @@ Grids: TypeAlias = dict[str, list[list[float]]]
 FROZEN = "the frozen baseline"
 
 
-class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What is measured of a run; of each calculator of sums, the committed records have the means over its seeds.
 
     Attributes:
@@ -52,7 +52,7 @@ class ModelResult(NamedTuple):
     Attributes:
         measures: means over the seeds; the scores are geometric means.
         paper_long: what paper 000's code reports as the error on long expressions, if it meets these answers.
-        paper_scores: the least and the largest, see :class:`RunRecord`.
+        paper_scores: the least and the largest, see :class:`TrainingRecord`.
         against: by model, the ratio of the scores, and p of Welch's t-test of their logarithms, two-sided; None where a
             model has one seed, or no scores differ.
     """
@@ -89,21 +89,21 @@ class Trial(msgspec.Struct, frozen=True):
     value: float
 
 
-def grouped(records: Mapping[str, RunRecord]) -> dict[str, list[RunRecord]]:
+def grouped(records: Mapping[str, TrainingRecord]) -> dict[str, list[TrainingRecord]]:
     """Return the seeds of each model by its name for people, in their order; another training has another number."""
-    groups: dict[tuple[str, str], list[RunRecord]] = {}
+    groups: dict[tuple[str, str], list[TrainingRecord]] = {}
     for record in records.values():
         seeds = groups.setdefault((record.name, record.trainer), [])
         if not seeds or record.seed is not None:  # networks that are constructed are all alike
             seeds.append(record)
-    named: dict[str, list[RunRecord]] = {}
+    named: dict[str, list[TrainingRecord]] = {}
     for (name, _), seeds in groups.items():
         number = 1 + sum(other.partition(" (")[0] == name for other in named)
         named[name if number == 1 else f"{name} (training {number})"] = seeds
     return named
 
 
-def results_of(groups: Mapping[str, Sequence[RunRecord]]) -> list[ModelResult]:
+def results_of(groups: Mapping[str, Sequence[TrainingRecord]]) -> list[ModelResult]:
     """Return the results of calculators of sums, by the seeds of each."""
     from scipy.stats import gmean  # the help of the commands needs no SciPy, which a board does not have
 
@@ -127,12 +127,12 @@ def results_of(groups: Mapping[str, Sequence[RunRecord]]) -> list[ModelResult]:
     return results
 
 
-def pooled(runs: Sequence[RunRecord]) -> tuple[Measure, ...]:
+def pooled(runs: Sequence[TrainingRecord]) -> tuple[Measure, ...]:
     """Return the measures of a model over its seeds; means of scores are geometric."""
     return across_seeds([run.measures for run in runs], (SCORE, PAPER_SCORE)) if len(runs) > 1 else runs[0].measures
 
 
-def _log_scores(runs: Sequence[RunRecord]) -> tuple[float, float, int]:
+def _log_scores(runs: Sequence[TrainingRecord]) -> tuple[float, float, int]:
     """Return the mean of the scores' logarithms, their standard deviation, and the number of seeds."""
     from scipy.stats import t
 

@@ -14,7 +14,7 @@ from export.data.expressions import load
 from export.papers.calculator.benchmark import EVALUATED, baseline, errors_of, measured, paper_long, paper_score
 from export.papers.calculator.figures import figures_of
 from export.papers.calculator.networks import NETWORKS
-from export.papers.calculator.records import Grids, RunRecord, grouped, results_of
+from export.papers.calculator.records import Grids, TrainingRecord, grouped, results_of
 from export.papers.calculator.specs import NAMES
 from export.papers.calculator.stack import NAMES as STACK_NAMES
 from export.papers.calculator.tables import stack_tables, sums_tables
@@ -38,11 +38,11 @@ class Settings(msgspec.Struct, frozen=True):
     benchmark: str
 
 
-class CalculatorComparison(Experiment[RunRecord]):
+class CalculatorComparison(Experiment[TrainingRecord]):
     """The comparison of runs, each of which is a part; its name has a hash of configuration and weights."""
 
     title = "Calculators"
-    record = RunRecord
+    record = TrainingRecord
 
     def __init__(self, runs: Sequence[Path], benchmark: str) -> None:
         self.settings = Settings(benchmark)
@@ -52,11 +52,11 @@ class CalculatorComparison(Experiment[RunRecord]):
         """Return a part for each run."""
         return [Part(name, (run,)) for name, run in self._parts.items()]
 
-    def compute(self, part: Part, watch: Watch) -> RunRecord:
+    def compute(self, part: Part, watch: Watch) -> TrainingRecord:
         """Return the measures of a run: of calculators of sums anew, of others those of their training."""
         (run,) = part.arguments
         config, metrics = read_config(run), decode(run / METRICS, RunMetrics)
-        record = RunRecord(
+        record = TrainingRecord(
             model=config.model,
             trainer=config.provenance.trainer,
             seed=config.provenance.seed,
@@ -65,25 +65,25 @@ class CalculatorComparison(Experiment[RunRecord]):
         )
         return record if config.model in STACK_NAMES else _with_answers(run, record)
 
-    def tables(self, records: Mapping[str, RunRecord]) -> list[Table]:
+    def tables(self, records: Mapping[str, TrainingRecord]) -> list[Table]:
         """Return the tables of calculators of sums, and that of calculators for longer expressions."""
         sums, stack = _by_kind(records)
         return [*(sums_tables(results_of(grouped(sums))) if sums else []), *stack_tables(stack)]
 
-    def figures(self, records: Mapping[str, RunRecord]) -> dict[str, Figure]:
+    def figures(self, records: Mapping[str, TrainingRecord]) -> dict[str, Figure]:
         """Return errors by terms and operands."""
         groups = grouped(_by_kind(records)[0])
         return figures_of(groups) if groups else {}
 
 
-def _by_kind(records: Mapping[str, RunRecord]) -> tuple[dict[str, RunRecord], dict[str, RunRecord]]:
+def _by_kind(records: Mapping[str, TrainingRecord]) -> tuple[dict[str, TrainingRecord], dict[str, TrainingRecord]]:
     """Return the records of calculators of sums, in the order of their specs, and the others."""
     of_sums = {name: record for name, record in records.items() if record.model in NAMES}
     ordered = sorted(of_sums.items(), key=lambda one: (NAMES.index(one[1].model), one[1].seed or 0))
     return dict(ordered), {name: record for name, record in records.items() if name not in of_sums}
 
 
-def _with_answers(run: Path, record: RunRecord) -> RunRecord:
+def _with_answers(run: Path, record: TrainingRecord) -> TrainingRecord:
     model, _, _ = load_run(run, NETWORKS)
     splits = load()
     values = {name: model.predict(splits[name].tokens)[:, 0] for name in EVALUATED}

@@ -21,7 +21,7 @@ from export.papers.calculator.networks import create
 from export.papers.calculator.records import (
     FROZEN,
     ModelResult,
-    RunRecord,
+    TrainingRecord,
     Trial,
     Variation,
     grouped,
@@ -91,7 +91,7 @@ def _percent(share: Measure | Mean) -> Mean:
     return Mean(100 * share.value, (100 * max(low, 0.0), 100 * min(high, 1.0)))
 
 
-def stack_tables(records: Mapping[str, RunRecord]) -> list[Table]:
+def stack_tables(records: Mapping[str, TrainingRecord]) -> list[Table]:
     """Return the table of calculators for longer expressions, by split."""
     groups = grouped(records)
     if not groups:
@@ -168,8 +168,8 @@ def predicted() -> PredictedLatencies:
     return PredictedLatencies.of(predictions)
 
 
-def _models() -> dict[str, list[RunRecord]]:
-    return grouped(read_records(RESULTS / "models", RunRecord))
+def _models() -> dict[str, list[TrainingRecord]]:
+    return grouped(read_records(RESULTS / "models", TrainingRecord))
 
 
 def pages() -> dict[Path, str]:
@@ -183,7 +183,7 @@ def pages() -> dict[Path, str]:
             "benchmark_loss": variation_tables(losses, "Losses, and the best trial"),
             "search": [search_table(read_records(RESULTS / "search", Trial))],
         },
-        "stack/RESULTS.md": {"stack": stack_tables(read_records(RESULTS / "stack", RunRecord))},
+        "stack/RESULTS.md": {"stack": stack_tables(read_records(RESULTS / "stack", TrainingRecord))},
     }
     return {
         HERE / page: with_tables(

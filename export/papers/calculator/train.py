@@ -18,7 +18,7 @@ from export.papers.calculator.specs import SPECS
 from export.training.checkpoint import fingerprint, save
 from export.training.device import DeviceName, device_of, model_device
 from export.training.log import RunFiles
-from export.training.objective import SILENT, Observer, Score
+from export.training.objective import SILENT, EpochScore, Observer
 from export.training.provenance import processor, provenance
 from export.training.runs import RunConfig, RunMetrics
 from export.training.trainer import train
@@ -57,10 +57,10 @@ class CalculatorObjective:
         x, y = batch
         return functional.mse_loss(self.model(x), y)
 
-    def evaluate(self) -> Score:
+    def evaluate(self) -> EpochScore:
         """Return the mean squared error on ``val``, negated; people read the mean absolute error."""
         errors = torch.from_numpy(self.model.predict(self._val.tokens)[:, 0] - self._val.truth)
-        return Score(-float(errors.square().mean()), "val MAE", float(errors.abs().mean()))
+        return EpochScore(-float(errors.square().mean()), "val MAE", float(errors.abs().mean()))
 
 
 def train_run(

@@ -29,7 +29,7 @@ from export.training.checkpoint import fingerprint, load, save
 from export.training.device import DeviceName, device_of, model_device, multiplying_in
 from export.training.intervals import mean_measure
 from export.training.log import RunFiles
-from export.training.objective import SILENT, Observer, Score
+from export.training.objective import SILENT, EpochScore, Observer
 from export.training.provenance import processor, provenance
 from export.training.runs import RunConfig, RunMetrics, Speedup
 from export.training.trainer import train
@@ -119,14 +119,14 @@ class PromptObjective:
             taught = torch.stack(self._teacher(prompts.xs, prompts.ys, batch.loops, len(predicted)))
         return (1 - TEACHER_SHARE) * loss + TEACHER_SHARE * (predicted - taught).square().mean()
 
-    def evaluate(self) -> Score:
+    def evaluate(self) -> EpochScore:
         """Return the negated error at the last point, divided by the normaliser of the function class."""
         with torch.no_grad():
             xs, ys = self._validation
             predicted = self.model(xs, ys[:, :-1], self._stage.evaluated_loops, 1)[-1]
             error = float((predicted[:, -1] - ys[:, -1]).square().mean())
         error /= FUNCTION_CLASSES[self._name].normaliser(self.model.config.dims)
-        return Score(-error, "error", error)
+        return EpochScore(-error, "error", error)
 
 
 class Start(NamedTuple):

@@ -18,7 +18,7 @@ from export.models.heads import SentenceEmbedder
 COMPLETE = {"STS12": 3108, "STS13": 1500, "STS14": 3750, "STS15": 3000, "STS16": 1186}
 
 
-class Published(NamedTuple):
+class PublishedScores(NamedTuple):
     """A model's name, its layers, and its scores by set."""
 
     name: str
@@ -26,7 +26,7 @@ class Published(NamedTuple):
     scores: Mapping[str, float]
 
 
-def published(model: SentenceEmbedder) -> Published | None:
+def published(model: SentenceEmbedder) -> PublishedScores | None:
     """Return the figures of a model; None for one that is not known, and for one of other layers."""
     words = model.transformer.embeddings.get_submodule("word")
     assert isinstance(words, nn.Embedding)
@@ -35,10 +35,10 @@ def published(model: SentenceEmbedder) -> Published | None:
 
 
 _MODELS = {
-    "352d34a4ad725bb7": Published(
+    "352d34a4ad725bb7": PublishedScores(
         "all-MiniLM-L6-v2", 6, {"STS12": 72.37, "STS13": 80.60, "STS14": 75.59, "STS15": 85.39, "STS16": 78.99}
     ),
-    "7002c8c982d9df1d": Published(
+    "7002c8c982d9df1d": PublishedScores(
         "all-mpnet-base-v2", 12, {"STS12": 72.63, "STS13": 83.48, "STS14": 78.00, "STS15": 85.66, "STS16": 80.03}
     ),
 }

@@ -24,7 +24,7 @@ from export.papers.calculator.stack.machine import (
 )
 from export.training.checkpoint import fingerprint, save
 from export.training.log import RunFiles
-from export.training.objective import SILENT, Observer, Score
+from export.training.objective import SILENT, EpochScore, Observer
 from export.training.provenance import processor, provenance
 from export.training.recipe import Recipe
 from export.training.runs import LOG, RunConfig, RunMetrics
@@ -104,10 +104,10 @@ class StackObjective:
         entropy = -(shares * (shares + 1e-12).log()).sum()
         return self._losses(batch).sum() + _ENTROPY * max(0.0, 2 * progress - 1) * entropy
 
-    def evaluate(self) -> Score:
+    def evaluate(self) -> EpochScore:
         """Return the loss of the best machine on ``val``, negated."""
         loss = float(self.validation_losses().min())
-        return Score(-loss, "val loss", loss)
+        return EpochScore(-loss, "val loss", loss)
 
     def validation_losses(self) -> Tensor:
         """Return the machines' losses on ``val``, [R]."""
