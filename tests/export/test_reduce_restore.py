@@ -190,12 +190,12 @@ def test_one_command_makes_a_family_that_is_near_the_original(place, monkeypatch
 
 
 def test_models_of_images_are_refused_before_any_data_are_read(place, tmp_path):
-    run = Path(__file__).parents[1] / "compatibility" / "data" / "trained" / "pictures"
-    (tmp_path / "sts").mkdir()
-    (tmp_path / "sts" / "2014.images.test.tsv").write_text("malformed")
+    run, data = Path(__file__).parents[1] / "compatibility" / "data" / "trained" / "pictures", tmp_path / "data"
+    (data / "sts").mkdir(parents=True)
+    (data / "sts" / "2014.images.test.tsv").write_text("malformed")
     command = (*BOARD, "--distil", place / "texts.txt.xz", "--out", tmp_path / "small")
     with pytest.raises(UsageError, match="--distil: got a model for image-classification, expected a model of texts"):
-        invoke(reduce, run, *command, "--data", tmp_path, "--data-dir", tmp_path)
+        invoke(reduce, run, *command, "--data", data, "--data-dir", data)
 
 
 def test_texts_are_compared_with_what_a_run_is_measured_on_and_the_sets_beside_its_data(place, sst2, tmp_path):
