@@ -16,7 +16,7 @@ from edge.errors import Raw, UsageError
 from edge.programs.program import margins
 from export.bundle.exported import FULL
 from export.bundle.new_bundles import reduced_name
-from export.data.examples import HOLDOUT, Examples, held_out
+from export.data.examples import HOLDOUT, Examples
 from export.data.tokens import Rows, encode, load_tokenizer, sorted_batches
 from export.finetune.models import open_model, open_tuned
 from export.finetune.predictions import read_matching
@@ -184,7 +184,7 @@ def route_run(full: str | Path, lean: str | Path, data_dir: str | Path, cost_rat
         return _Split(split, items, ours.answers != theirs.answers, margins(ours.logits), features)
 
     splits = task.examples(data_dir)
-    fits = held_out([texts[0] for texts in splits.holdout.texts], 0.5, _HALVES_SEED)
+    fits = task.held(splits.holdout, data_dir, 0.5, _HALVES_SEED)
     both = prepared(HOLDOUT, splits.holdout)
     fitting, choosing = both.take("fitting half", fits), both.take(CHOOSING, ~fits)
     enough = np.maximum(fitting.items.lean_right, 1 - fitting.items.full_right)  # lean is right, or both are wrong

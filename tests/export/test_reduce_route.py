@@ -9,6 +9,7 @@ import sklearn.metrics
 from edge.errors import UsageError
 from export.cli.finetune import finetune
 from export.cli.route import route as command
+from export.data.examples import Examples
 from export.data.tokens import encode, load_tokenizer
 from export.errors import CheckpointError
 from export.finetune.models import open_tuned
@@ -151,6 +152,21 @@ def test_the_command_prints_and_writes_its_result(arguments, tmp_path):
     margin = printed["splits"][0]["policies"][0]["judged"]["threshold"]
     assert printed["cascade"] == {"type": "cascade", "lean": "half", "full": "x1", "margin": margin}
     assert printed["splits"][1]["policies"][0]["judged"]["threshold"] == margin
+
+
+def test_halves_of_a_hold_out_keep_sentences_and_sources_together(tmp_path):
+    parts = ("a fine film ", "film ", "so it is ")  # the second stands within the first
+    rows = [(f"s{number % 40}", f"{part}{number}") for number in range(80) for part in parts]
+    path = tmp_path / "glue" / "CoLA" / "train.tsv"
+    path.parent.mkdir(parents=True)
+    path.write_text("\n".join(f"{source}\t1\t\t{text}" for source, text in rows))
+    examples = Examples(tuple((text,) for _, text in rows), np.zeros(len(rows)))
+    sentences, sources = (TASKS[task].held(examples, tmp_path, 0.5, 1) for task in ("SST-2", "CoLA"))
+    assert (sentences[::3] == sentences[1::3]).all()
+    assert sentences.mean() == pytest.approx(0.5, abs=0.02)
+    of_source = [sources[[source == f"s{number}" for source, _ in rows]] for number in range(40)]
+    assert sum(held.all() for held in of_source) == 10  # half of what is held out
+    assert sources.mean() == 0.5
 
 
 def test_dev_decides_nothing(place, arguments, tmp_path):
