@@ -1,3 +1,4 @@
+import msgspec
 import numpy as np
 import pytest
 
@@ -34,6 +35,35 @@ def test_items_and_classes_of_the_real_files(name, split):
         assert np.bincount(examples.targets).tolist() == classes
     if name == "STS-B":
         assert (examples.targets.dtype, examples.targets.min(), examples.targets.max()) == (np.float32, 0, 5)
+
+
+#: Rows held out of the real files in version 1, and of these the share with a text that is learnt, alone or within
+#: another one; and the rows held out in version 2.
+LEARNT = {
+    "STS-B": (569, 0.1705, 575),
+    "RTE": (251, 0.1554, 249),
+    "MRPC": (367, 0.139, 367),
+    "WNLI": (58, 0.0862, 64),
+    "SST-2": (6748, 0.8852, 6365),
+}
+
+
+def parts_of(text):
+    words = text.split()
+    return {" ".join(words[first:last]) for first in range(len(words)) for last in range(first + 1, len(words) + 1)}
+
+
+@pytest.mark.parametrize("name", ["STS-B", "RTE", "MRPC", "WNLI", pytest.param("SST-2", marks=pytest.mark.slow)])
+def test_texts_of_the_real_hold_outs_are_not_learnt_in_version_2(name):
+    found = []
+    for split in (1, 2):
+        train, holdout, _ = msgspec.structs.replace(TASKS[name], split=split).examples(real("glue", name).parents[1])
+        learnt = {text for row in train.texts for text in row}
+        if name == "SST-2":
+            learnt = set().union(*map(parts_of, learnt))
+        found += [len(holdout.texts), np.mean([any(text in learnt for text in row) for row in holdout.texts])]
+    held, share, stricter = LEARNT[name]
+    assert found == [held, pytest.approx(share, abs=1e-4), stricter, 0]
 
 
 MRPC = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n"
