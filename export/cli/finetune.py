@@ -212,12 +212,7 @@ def finetune(
         max_length = max_length or MAX_LENGTH
         data = prepare(selected, read_from, reader, max_length=max_length, limit=limit, **further)
     recipe = Recipe(
-        epochs=epochs,
-        batch_size=batch,
-        peak_learning_rate=lr,
-        average=average,
-        precision=precision,
-        distillation=how,
+        epochs=epochs, batch_size=batch, peak_learning_rate=lr, average=average, precision=precision, distillation=how
     )
     trained = []
     for run_seed, run in runs.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -118,11 +119,7 @@ def reduce(
     data_dir = needed_data(config, options.data_dir, options.data)
     texts = {f"--distil {path}": path for path in distil}
     inputs = {"RUN": run, **data_inputs(config, data_dir), "--latency-table": table, **texts}
-    speedups = options.target_speedups
-    outs = {speedup: out if len(speedups) == 1 else out / f"{speedup:g}x" for speedup in speedups}
-    if len(speedups) > 1 and is_run(out):
-        expected = f"a directory for the runs {' and '.join(directory.name for directory in outs.values())}"
-        raise UsageError(f"--out {out}", given=Raw("an existing run"), expected=expected, fix="Give another --out.")
+    outs = _outs(out, options.target_speedups)
     files = RunFiles(out)  # with a state, an interruption left some runs of the family written, and others not
     for directory in outs.values():
         check_run("--out", directory, inputs, replace=replace or files.state.exists())
@@ -141,9 +138,8 @@ def reduce(
         restoration = None
         if distil:
             trained_in = usable_precision(click.get_current_context(), None, "auto")
-            recipe = RestorationRecipe(
-                passes=distilling.passes, peak_learning_rate=distilling.rate, precision=trained_in
-            )
+            rate, passes = distilling.rate, distilling.passes
+            recipe = RestorationRecipe(passes=passes, peak_learning_rate=rate, precision=trained_in)
             sets, leave_out = evaluated if compares else None, distilling.leave_out
             restoration = Restoration(distil, recipe, files, sets, leave_out, calibrates, device, watch)
         reduced = reduce_runs(
@@ -159,14 +155,8 @@ def reduce(
             final=final,
             on_progress=on_progress,
         )
-    for each in reduced:
-        if target == THIS and each.measured_speedup < _SLOWER * each.expected_speedup:
-            name = Path(each.directory).name
-            remark(
-                f"{name}: {each.measured_speedup:.2f} times faster, where the timed shapes promised "
-                f"{each.expected_speedup:.2f}. If other work disturbed their timing, delete "
-                f"{state_of(run, out) / LATENCIES} and repeat the command with --replace on an idle machine."
-            )
+    if target == THIS:
+        _remark_slower(reduced, state_of(run, out) / LATENCIES)
     if reduced[0].losses_on == TRAIN and not imported:
         remark(f"{out.name}: the hold-out is too small for the losses, which were measured on learnt examples instead")
     if as_json:
@@ -189,6 +179,28 @@ def _target(name: str | None, table: Path | None) -> Target:
         given = Raw(f"--for {name} and --latency-table {table}")
         raise UsageError("the device to plan for", given=given, expected="one of them", fix=fix)
     return parse_target(name)
+
+
+def _outs(out: Path, speedups: Sequence[float]) -> dict[float, Path]:
+    """Return the directories of the runs by their speed-ups; a UsageError refuses a run where a family is to be."""
+    if len(speedups) == 1:
+        return {speedups[0]: out}
+    outs = {speedup: out / f"{speedup:g}x" for speedup in speedups}
+    if is_run(out):
+        expected = f"a directory for the runs {' and '.join(directory.name for directory in outs.values())}"
+        raise UsageError(f"--out {out}", given=Raw("an existing run"), expected=expected, fix="Give another --out.")
+    return outs
+
+
+def _remark_slower(reduced: Sequence[PlannedRun], latencies: Path) -> None:
+    for each in reduced:
+        if each.measured_speedup < _SLOWER * each.expected_speedup:
+            name = Path(each.directory).name
+            remark(
+                f"{name}: {each.measured_speedup:.2f} times faster, where the timed shapes promised "
+                f"{each.expected_speedup:.2f}. If other work disturbed their timing, delete {latencies} and repeat the "
+                "command with --replace on an idle machine."
+            )
 
 
 def _print(reduced: PlannedRun) -> None:

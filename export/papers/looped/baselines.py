@@ -34,7 +34,7 @@ class Pairs(NamedTuple):
 Predict = Callable[[Pairs], Tensor]
 
 
-class BaselineMethod(NamedTuple):
+class Predictor(NamedTuple):
     """A method, and whether it takes seconds for a thousand prompts of one length."""
 
     predict: Predict
@@ -130,33 +130,26 @@ def two_layer_network(pairs: Pairs, *, steps: int = 1000, rate: float = 5e-3) ->
         return _network(weights, pairs.points[:, None].float())[:, 0]
 
 
-_ALL = {
-    "least squares": BaselineMethod(least_squares),
-    "3-NN": BaselineMethod(nearest),
-    "averaging": BaselineMethod(averaging),
-}
+_ALL = {"least squares": Predictor(least_squares), "3-NN": Predictor(nearest), "averaging": Predictor(averaging)}
 #: By function class and name.
-BASELINES: dict[str, dict[str, BaselineMethod]] = {
+BASELINES: dict[str, dict[str, Predictor]] = {
     "linear": {
         **_ALL,
-        "gradient descent, 12 steps": BaselineMethod(partial(gradient_descent, steps=12)),
-        "gradient descent, 50 steps": BaselineMethod(partial(gradient_descent, steps=50)),
+        "gradient descent, 12 steps": Predictor(partial(gradient_descent, steps=12)),
+        "gradient descent, 50 steps": Predictor(partial(gradient_descent, steps=50)),
     },
     "sparse": {
         **_ALL,
-        **{
-            f"Lasso {penalty:g}": BaselineMethod(partial(lasso, penalty=penalty), slow=True)
-            for penalty in LASSO_PENALTIES
-        },
+        **{f"Lasso {penalty:g}": Predictor(partial(lasso, penalty=penalty), slow=True) for penalty in LASSO_PENALTIES},
     },
     "tree": {
         **_ALL,
-        "greedy tree": BaselineMethod(partial(greedy_tree, depth=2), slow=True),
-        "greedy tree, signs": BaselineMethod(on_signs(partial(greedy_tree, depth=4)), slow=True),
-        "XGBoost": BaselineMethod(boosted_trees, slow=True),
-        "XGBoost, signs": BaselineMethod(on_signs(boosted_trees), slow=True),
+        "greedy tree": Predictor(partial(greedy_tree, depth=2), slow=True),
+        "greedy tree, signs": Predictor(on_signs(partial(greedy_tree, depth=4)), slow=True),
+        "XGBoost": Predictor(boosted_trees, slow=True),
+        "XGBoost, signs": Predictor(on_signs(boosted_trees), slow=True),
     },
-    "relu": {**_ALL, "two-layer network": BaselineMethod(two_layer_network, slow=True)},
+    "relu": {**_ALL, "two-layer network": Predictor(two_layer_network, slow=True)},
 }
 
 
