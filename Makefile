@@ -22,17 +22,20 @@ demo: .venv/installed
 
 # The tests of the device's half that start no server and no other process, in under a minute.
 quick: .venv/installed
-	$(BIN)/python -m pytest -q -rfE --numprocesses=2 --dist=loadfile --no-processes tests/test_*.py tests/edge
+	$(BIN)/python -m pytest -q -rfE $(ON_TWO_CORES) --no-processes tests/test_*.py tests/edge
 
 # Everything that runs on two cores without a GPU: the whole suite here, the device's half under JetPack's Pythons, and
 # what needs a GPU on a software device.
 test: test-workstation test-attacks test-jetpack6 test-jetpack7 test-device
 
-# With COVERAGE=1, the tests leave branch coverage of edge/ behind, of their servers too.
+# With COVERAGE=1, the tests leave branch coverage of edge/ behind, of their servers too. Those of export/ are not measured:
+# they add 0.1 % to it, and measuring doubles the time of torch's exporter.
 PYTEST := -m $(if $(COVERAGE),coverage run -m )pytest
+ON_TWO_CORES := --numprocesses=2 --dist=loadfile
 
 test-workstation: .venv/installed
-	$(BIN)/python $(PYTEST) --numprocesses=2 --dist=loadfile --ignore=tests/attacks
+	$(BIN)/python $(PYTEST) $(ON_TWO_CORES) --ignore=tests/attacks $(if $(COVERAGE),--ignore=tests/export)
+	$(if $(COVERAGE),$(BIN)/python -m pytest $(ON_TWO_CORES) tests/export)
 
 # Attacks on a server, one at a time, because they measure how long others wait. Coverage would slow the server down.
 test-attacks: .venv/installed
@@ -51,7 +54,7 @@ coverage-report:
 # Under JetPack's Pythons: tests of the device's code that start no process, and files of a server with its stock clients, of
 # which Python 3.12 repeats fewer, without fuzzing, faults and the transport that is not the default.
 # `make test-jetpack6 SERVERS6=tests/edge` runs all others.
-QUICKER := --numprocesses=2 --dist=loadfile --ignore-glob 'tests/edge/test_*fuzz*' --ignore tests/edge/test_faults.py -k 'not grpcio or test_layers'
+QUICKER := $(ON_TWO_CORES) --ignore-glob 'tests/edge/test_*fuzz*' --ignore tests/edge/test_faults.py -k 'not grpcio or test_layers'
 COMPATIBILITY := tests/compatibility/test_edge.py
 SERVERS6 ?= $(addprefix tests/edge/test_,server.py cli.py infer.py bench.py control.py rest.py) $(COMPATIBILITY)
 SERVERS7 ?= tests/edge/test_server.py $(COMPATIBILITY)
@@ -68,7 +71,7 @@ test-jetpack6 test-jetpack7: test-jetpack%:
 
 # The real pycuda on a CUDA driver of our own, which needs no GPU: tests/device/driver/README.md.
 test-device: $(if $(COMPILERS),.venv-device/cuda/libcuda.so.1)
-	$(if $(COMPILERS),LD_LIBRARY_PATH=$(CURDIR)/.venv-device/cuda PYTHONPATH=$(CURDIR)/tests/device .venv-device/bin/python $(PYTEST) --numprocesses=2 --dist=loadfile $(TESTS),@echo "skipped: no C compiler on this machine")
+	$(if $(COMPILERS),LD_LIBRARY_PATH=$(CURDIR)/.venv-device/cuda PYTHONPATH=$(CURDIR)/tests/device .venv-device/bin/python $(PYTEST) $(ON_TWO_CORES) $(TESTS),@echo "skipped: no C compiler on this machine")
 
 .venv-device/cuda/libcuda.so.1: .venv-device/installed $(wildcard tests/device/driver/*.c tests/device/driver/*.h) tests/device/driver/build.sh
 	tests/device/driver/build.sh .venv-device/cuda-include $(@D)

@@ -41,7 +41,9 @@ class Machine:
 
     def power(self, watts):
         text = self.broken if self.broken is not None else f"{round(watts * 1e6 / VDD_IN_MILLIVOLTS)}\n"
-        self._current.write_text(text)
+        with self._current.open("r+") as file:  # in place: ext4 takes 3 ms to write an emptied file again
+            file.write(text)
+            file.truncate()
 
     def running(self):
         return self.current

@@ -37,7 +37,7 @@ from export.quantize.precision import half
 from export.quantize.ranges import LARGEST, LEVELS, Scheme, input_ranges, projections
 from export.quantize.training import RoundedLinear, round_products, trained_ranges
 from tests.support.imported_directories import with_tokenizer, write_embedder
-from tests.support.language_models import bpe, tiny_llama, tiny_of
+from tests.support.language_models import bpe, tiny_of
 from tests.support.task_data import encoded, invoke, make_classifier, make_sentiment
 
 
@@ -258,7 +258,7 @@ def test_a_model_that_embeds_sentences_is_scored_by_its_cosines(tmp_path):
 
 
 def test_large_activations_and_late_positions_keep_their_logits_in_fp16() -> None:
-    model = tiny_llama(positions=1024)
+    model = tiny_of("llama", bpe(), positions=1024, layers=1)
     with torch.no_grad():  # hidden states of about 400, whose squares FP16 does not have
         model.get_input_embeddings().weight.mul_(400 / 0.2)
     graph = DecoderGraph(model)
