@@ -179,7 +179,8 @@ distil_options = grouped_options(
 def reduction_progress(training: str | None = None) -> Iterator[tuple[OnProgress, Watch]]:
     """Show a bar for each stage of a reduction, and of a training of this name; yield what moves them."""
     with progress() as bar:
-        names = {"times": "times of the options", "losses": "trying each option", "layers": "reducing layers"}
+        names = {"texts": "reading texts"} if training else {}
+        names |= {"times": "times of the options", "losses": "trying each option", "layers": "reducing layers"}
         tasks = {stage: bar.add_task(name, total=None, note="") for stage, name in names.items()}
         watch = Watch(training or "", bar, bar.add_task(training or "", total=None, note="", visible=bool(training)))
         yield lambda stage, done, total: bar.update(tasks[stage], completed=done, total=total), watch

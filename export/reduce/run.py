@@ -163,7 +163,8 @@ def reduce_runs(
     started = time.perf_counter()
     source, names = Path(source), {f"{speedup:g}x": speedup for speedup in directories}
     first = next(iter(directories.values()))
-    opened = open_source(source, data_dir, first if len(directories) == 1 else first.parent, examples, restoration)
+    place = first if len(directories) == 1 else first.parent
+    opened = open_source(source, data_dir, place, examples, restoration, on_progress)
     texts = opened.texts
     targets, state = [target], opened.state
     (device,) = devices_of(targets, opened.model, points, state, precision=precision, on_progress=on_progress)
@@ -288,7 +289,12 @@ class OpenedSource(NamedTuple):
 
 
 def open_source(
-    source: Path, data_dir: str | Path, directory: Path, examples: int, restoration: Restoration | None = None
+    source: Path,
+    data_dir: str | Path,
+    directory: Path,
+    examples: int,
+    restoration: Restoration | None = None,
+    on_progress: OnProgress = silent,
 ) -> OpenedSource:
     """Open a run and check that it can be reduced to a directory, before any step that takes minutes.
 
@@ -304,6 +310,8 @@ def open_source(
     assert architecture is not None
     reader, longest = task.reader(source), architecture.max_length
     texts = restoration and restoration.read(task, reader, longest, data_dir)
+    if texts:  # some hundred thousand take a minute
+        on_progress("texts", 1, 1)
     options = {"items": texts.items} if restoration and texts and restoration.calibrates else {}
     data = prepare(task, data_dir, reader, max_length=longest, limit=examples, **options)
     check_weights(model)
