@@ -207,8 +207,9 @@ def finetune(
             selected.original.to(device_of(device))
             further = {"precision": precision, "on_rows": on_rows}
             if how.hidden and model:
-                shape_of = read_config(model).arguments["transformer"]
-                further["student"] = msgspec.convert(shape_of, TransformerConfig)
+                config = read_config(model)
+                further["student"] = msgspec.convert(config.arguments["transformer"], TransformerConfig)
+                further["planned"] = config.planned
         max_length = max_length or MAX_LENGTH
         data = prepare(selected, read_from, reader, max_length=max_length, limit=limit, **further)
     recipe = Recipe(

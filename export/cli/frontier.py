@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +37,20 @@ _OF_REPORTS = ("out", "only_report", "plots", "as_json")
 
 
 @click.command()
-@click.option("--model", type=DIRECTORY, help="Hugging Face directory that all runs start from.")
+@click.option("--model", type=DIRECTORY, help="The dense encoder: an imported run, or a Hugging Face directory.")
+@click.option(
+    "--tier",
+    "tiers",
+    multiple=True,
+    type=DIRECTORY,
+    help="A run that `fewheads reduce --distil` restored from it, repeatable; its directory names the tier.",
+)
+@click.option(
+    "--transfer",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Unlabelled text, a passage in each line, to which teachers answer: short ones are drawn.",
+)
+@click.option("--control", help="Tier whose layers are also trained without restoration; by default, the second one.")
 @click.option(
     "--task", "tasks", multiple=True, type=click.Choice(AVERAGED), help="A task, repeatable; all five by default."
 )
@@ -58,6 +70,9 @@ _OF_REPORTS = ("out", "only_report", "plots", "as_json")
 @json_option
 def frontier(
     model: Path | None,
+    tiers: tuple[Path, ...],
+    transfer: Path | None,
+    control: str | None,
     tasks: tuple[str, ...],
     seeds: int | None,
     epochs: int | None,
@@ -72,44 +87,47 @@ def frontier(
     plots: bool,
     as_json: bool,
 ) -> None:
-    """Measure speed against accuracy of dense and leaner models.
+    """Measure speed against accuracy of restored encoders on GLUE.
 
-    A family has dense models, leaner ones, and simple reductions of the same speed. On five tasks of GLUE and several
-    seeds, each is trained, reduced, distilled, and exported in FP32 and INT8;
-    then all files are timed in turns on ONNX Runtime. Writes records.jsonl, report.md and frontier.png. A family takes
-    20 to 80 minutes of a core.
+    On five tasks and several seeds, a teacher is fine-tuned; the dense encoder, the tiers that were restored from it,
+    and the layers of one tier without restoration learn its answers, by one recipe; all are exported in FP32 and INT8.
+    Then all files are timed in turns on ONNX Runtime. Writes records.jsonl, report.md and frontier.png. A family takes
+    20 to 60 minutes of a core.
     """
     if plots:
         new_figure(1, 1, without="give --no-plots")
     if only_report:
         _report(out, plots=plots, as_json=as_json)
         return
-    if model is None:
-        fix = "Give the directory of a BERT, or --report to sum up earlier records."
-        raise UsageError("--model", given=Raw("nothing"), expected="a Hugging Face directory", fix=fix)
+    for option, value in (("--model", model), ("--tier", tiers), ("--transfer", transfer)):
+        if not value:
+            fix = "Give all three, or --report to sum up earlier records."
+            raise UsageError(option, given=Raw("nothing"), expected="an encoder, restored tiers and a text", fix=fix)
+    assert model
+    assert transfer
+    named = {tier.resolve().name: tier for tier in tiers}
+    if len(named) < len(tiers) or named.keys() & {"dense", "teacher"}:
+        fix = "Rename their directories, which name the tiers."
+        raise UsageError("--tier", given=Raw(", ".join(map(str, tiers))), expected="runs of different names", fix=fix)
     data = {f"the data of {task} in": data_directory(task, data_dir) for task in tasks or AVERAGED}
-    check_workspace("--out", out, {"--model": model, **data}, settings=SETTINGS)
-    changes = {"seeds": seeds, "limit": limit, **dict.fromkeys(("epochs", "teacher_epochs", "reduced_epochs"), epochs)}
+    given = {"--model": model, "--transfer": transfer, **{f"--tier {name}": tier for name, tier in named.items()}}
+    check_workspace("--out", out, {**given, **data}, settings=SETTINGS)
+    changes = {"seeds": seeds, "limit": limit, "epochs": epochs, "teacher_epochs": epochs}
     with loading_torch("loading torch and data"):
-        from export.papers.experiment import compute_parts, keep_settings, run_experiment
-        from export.papers.frontier.family import time_shapes
-        from export.papers.frontier.records import frozen, settings_of
+        from export.papers.experiment import compute_parts, run_experiment
+        from export.papers.frontier.records import Sources, frozen, settings_of
         from export.papers.frontier.run import Frontier
         from export.training.jobs import use_gpus
-        from export.training.watch import watching
 
         gpu = use_gpus(device, ray)
         changed = frozen({name: value for name, value in changes.items() if value}, tasks)
         family_settings = msgspec.structs.replace(changed, precision=precision)
-        settings = settings_of(family_settings, model, data_dir, "cuda" if gpu else "cpu")
-    experiment = Frontier(settings, (model, data_dir, out))
-    keep_settings(out, settings, extensible=experiment.extensible)
-    with watching("shapes") as watch:
-        time_shapes(model, out, family_settings.tokens, partial(watch.on_part, "shapes timed"))
+        sources = Sources(model, named, transfer, data_dir)
+        settings = settings_of(family_settings, sources, control, "cuda" if gpu else "cpu")
     # Files are timed at the end, when nothing else runs.
-    trainings = Frontier(settings, (model, data_dir, out), trainings=True)
+    trainings = Frontier(settings, sources, out, trainings=True)
     compute_parts(trainings, out, as_jobs=True, jobs=jobs, ray=ray, gpu=gpu)
-    run_experiment(experiment, out, plots=plots, as_json=as_json)
+    run_experiment(Frontier(settings, sources, out), out, plots=plots, as_json=as_json)
 
 
 def _report(out: Path, *, plots: bool, as_json: bool) -> None:

@@ -20,6 +20,7 @@ from export.models.transformer import Transformer, TransformerConfig
 from export.training.checkpoint import fingerprint
 from export.training.device import model_device, multiplying_in
 from export.training.objective import EpochScore
+from export.training.points import Planned
 from export.training.recipe import Precision
 
 #: Hidden states are kept up to this size; larger ones are computed again for each batch.
@@ -88,6 +89,7 @@ class TaskObjective:
         seed: of the order of the rows.
         evaluate: returns the score on the hold-out, named ``metric``, for the model in evaluation mode; more is better.
         teacher: a model with outputs of the same shape, which are imitated; or its outputs on the same rows.
+        planned: of a model that was reduced, see :func:`corresponding_layers`.
 
     Raises:
         UsageError: the recipe imitates hidden states, and the teacher's have another width.
@@ -103,6 +105,7 @@ class TaskObjective:
         evaluate: Callable[[], float],
         metric: str = "score",
         teacher: Head | Teacher | None = None,
+        planned: Planned | None = None,
     ) -> None:
         self.model: Head = model
         self._train, self._recipe, self._seed = train, recipe, seed
@@ -114,7 +117,7 @@ class TaskObjective:
         if teacher is not None and recipe.distillation.hidden:
             teaching = teacher.model if isinstance(teacher, Teacher) else teacher
             shapes = model.transformer.config, teaching.transformer.config
-            self._student_layers, self._teacher_layers = corresponding_layers(*shapes)
+            self._student_layers, self._teacher_layers = corresponding_layers(*shapes, planned)
         if isinstance(teacher, Head):
             teacher = Teacher(teacher, train, self._teacher_layers, recipe.precision)
         self._teacher = teacher
@@ -227,11 +230,17 @@ def hidden_loss(student: Sequence[Tensor], teacher: Sequence[Tensor], mask: Tens
     return torch.stack(errors).mean()
 
 
-def corresponding_layers(student: TransformerConfig, teacher: TransformerConfig) -> tuple[list[int], list[int]]:
+def corresponding_layers(
+    student: TransformerConfig, teacher: TransformerConfig, planned: Planned | None = None
+) -> tuple[list[int], list[int]]:
     """Return the corresponding layers of a student and a teacher, as two lists of indices of equal length.
 
     Layer i of n corresponds to the layer of the teacher's N that ends nearest to the same share of the depth, number
     (i + 1) * N / n, rounded, from 1.
+
+    Args:
+        planned: of a student that was reduced from a model as deep as the teacher; its layers correspond to those of
+            :func:`imitated_layers`, as in its restoration.
 
     Raises:
         UsageError: the widths differ.
@@ -241,8 +250,15 @@ def corresponding_layers(student: TransformerConfig, teacher: TransformerConfig)
         given = Raw(f"a width of {student.dim}, and {teacher.dim} of the teacher")
         fix = "Give --hidden 0, or a teacher of the student's width."
         raise UsageError("--hidden", given=given, expected="hidden states of one width", fix=fix)
+    if planned and (planned.original_layers, len(planned.kept)) == (whole, n):
+        return list(range(n)), list(imitated_layers(planned.kept, whole))
     numbers = [(2 * (index + 1) * whole + n) // (2 * n) for index in range(n)]
     return list(range(n)), [max(number, 1) - 1 for number in numbers]
+
+
+def imitated_layers(kept: Sequence[int], layers: int) -> tuple[int, ...]:
+    """Return the layer of an original whose output each kept layer imitates: that before the next kept one."""
+    return (*(number - 1 for number in kept[1:]), layers - 1)
 
 
 @contextmanager

@@ -83,7 +83,8 @@ distillation_options = grouped_options(
             type=FloatRange(0),
             show_default=str(_DISTILLATION.hidden),
             help="With --teacher: weight of its hidden states, beside the rest of the loss. Each layer follows that of "
-            "the teacher at the nearest depth. The widths must be equal; 0 leaves the states out.",
+            "the teacher at the nearest depth, or that of its restoration. The widths must be equal; 0 leaves the "
+            "states out.",
         ),
         click.option(
             "--transfer-share",

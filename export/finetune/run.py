@@ -98,6 +98,7 @@ def finetune_run(
     max_length: int,
     data_dir: str | Path | None = None,
     teacher: str | Path | Teacher | None = None,
+    transfer_teacher: Teacher | None = None,
     int8: Callable[[Head, Rows], Mapping[str, float]] | None = None,
     device: DeviceName = "cpu",
     tensorboard: Path | None = None,
@@ -114,6 +115,7 @@ def finetune_run(
         seed: of new weights and of the order of the examples.
         data_dir: recorded in the run, so that later commands find the data.
         teacher: a run on the same task, for distillation; or its outputs on the same data, for several students.
+        transfer_teacher: its outputs on the unlabelled text; None computes those of each batch.
         int8: to train for INT8, a function that returns the ranges of the inputs of a model's products, by their names,
             on some rows; the products round as those of the file for TensorRT.
         tensorboard: a directory for TensorBoard's events.
@@ -125,7 +127,7 @@ def finetune_run(
     """
     place = device_of(device)
     found = open_or_new(source, seed)
-    config = found.transformer.config
+    config, planned = found.transformer.config, found.config.planned if found.config else None
     _check_lengths(data, config)
     # A server cuts texts there, also those that are longer than all in the data.
     architecture = task.architecture(config, data.labels, min(max_length, config.max_positions))
@@ -138,7 +140,9 @@ def finetune_run(
     model.transformer.set_dropout(recipe.dropout)
     model.transformer.embeddings.requires_grad_(not recipe.frozen_embeddings)
     files = RunFiles(Path(directory), tensorboard)
-    extra: dict[str, Any] = {} if data.transfer is None else {"transfer": data.transfer}
+    extra: dict[str, Any] = {}
+    if data.transfer is not None:
+        extra = {"transfer": data.transfer, "transfer_teacher": transfer_teacher}
     objective = (TransferObjective if extra else TaskObjective)(
         model,
         data.train,
@@ -147,6 +151,7 @@ def finetune_run(
         evaluate=lambda: task.predict(model, data.holdout).score(task.headline),
         metric=task.headline,
         teacher=_teacher(task, teacher, model, data.labels).to(place) if isinstance(teacher, (str, Path)) else teacher,
+        planned=planned,
         **extra,
     )
     tuned = train(objective, recipe, seed=seed, state=files.state, log=files.log, observer=observer)
@@ -167,7 +172,7 @@ def finetune_run(
         tuned=tuned,
         data_dir=data_dir,
         speedup=found.config.speedup if found.config else None,  # training leaves the shape as it is
-        planned=found.config.planned if found.config else None,
+        planned=planned,
         precision=recipe.precision,
         trained_on=len(data.train.targets),
         further=files.finished(),

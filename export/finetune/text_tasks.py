@@ -75,11 +75,14 @@ class SentenceTask(TextTask, frozen=True, kw_only=True):
         max_length: int,
         limit: int | None,
         transfer: Path | None = None,
+        most_transfer: int | None = None,
     ) -> Data:
         """Read the data, and a file with unlabelled texts, if one is given; see :func:`.transfer.read_transfer`."""
         assert isinstance(reader, Tokenizer)
         splits = self.examples(data_dir)
-        texts = read_transfer(transfer, len(self.texts) > 1, splits.measured.values()) if transfer else None
+        texts = None
+        if transfer:
+            texts = read_transfer(transfer, len(self.texts) > 1, splits.measured.values(), most_transfer)
         return Data(
             self.labels or (SCORE,),
             encode(reader, limited(splits.train, limit), max_length),

@@ -17,25 +17,36 @@ from export.data.examples import Examples
 from export.data.tokens import Rows, shuffled_batches
 from export.data.unlabelled import read_texts
 from export.errors import DataError
-from export.finetune.objectives import TaskObjective
+from export.finetune.objectives import TaskObjective, Teacher
 
 #: Shuffles of the text that an epoch may use.
 _SHUFFLES = 1 << 20
+#: Words of the texts that are drawn from a file: as many as most sentences of GLUE have, which also cost little.
+_SHORT = range(4, 21)
 
 
-def read_transfer(path: Path, pair: bool, measured: Iterable[Examples]) -> Examples:
+def read_transfer(path: Path, pair: bool, measured: Iterable[Examples], most: int | None = None) -> Examples:
     """Read a text in each line; for ``pair``, each is put before another one, by turns the next one and any.
+
+    Args:
+        most: take the first texts of 4 to 20 words, so many, without those that models are measured on.
 
     Raises:
         DataError: as :func:`export.data.unlabelled.read_texts`; or a text, or a sentence of it, is one that models are
             measured on.
     """
     texts = [text for (text,) in read_texts(path, pair=False)]
+    if most:
+        texts = [text for text in texts if len(text.split()) in _SHORT][: 2 * most]
     known = {text for examples in measured for row in examples.texts for text in row}
     within = has_evaluated(((text,) for text in texts), known)
     # Of few letters, only the whole text counts.
-    if shared := [text for text, has in zip(texts, within, strict=True) if has or text in known]:
-        given = Raw(f"{len(shared):,} of {len(texts):,} with text of the hold-out or dev, such as {shared[0][:60]!r}")
+    shared = {text: None for text, has in zip(texts, within, strict=True) if has or text in known}
+    if most:
+        texts = [text for text in texts if text not in shared][:most]
+    elif shared:
+        example = next(iter(shared))[:60]
+        given = Raw(f"{len(shared):,} of {len(texts):,} with text of the hold-out or dev, such as {example!r}")
         fix = "Remove these lines."
         raise DataError(f"texts {path}", given=given, expected="texts that nothing is measured on", fix=fix)
     rows = _recombined(texts) if pair else tuple((text,) for text in texts)
@@ -55,12 +66,15 @@ class TransferObjective(TaskObjective):
 
     Args:
         transfer: rows without labels.
+        transfer_teacher: the teacher's outputs on them; None computes those of each batch.
         options: of :class:`TaskObjective`, with a teacher.
     """
 
-    def __init__(self, *arguments: Any, transfer: Rows, **options: Any) -> None:
+    def __init__(
+        self, *arguments: Any, transfer: Rows, transfer_teacher: Teacher | None = None, **options: Any
+    ) -> None:
         super().__init__(*arguments, **options)
-        self._transfer = transfer
+        self._transfer, self._transfer_teacher = transfer, transfer_teacher
         share = self._recipe.distillation.transfer_share
         self._transfer_size = max(1, round(self._recipe.batch_size * share / (1 - share)))
 
@@ -82,8 +96,11 @@ class TransferObjective(TaskObjective):
         """Return the mean of both losses, each by its share of the rows."""
         rows, texts = batch
         inputs, share = self._transfer.batch(texts).to(self._device), self._recipe.distillation.transfer_share
-        assert self._teacher is not None
-        wanted = self._teacher.answer(inputs, self._teacher_layers)
+        if self._transfer_teacher:
+            wanted = self._transfer_teacher.outputs_for(texts, inputs, self._teacher_layers)
+        else:
+            assert self._teacher is not None
+            wanted = self._teacher.answer(inputs, self._teacher_layers)
         outputs, states = self._student(inputs)
         imitation, hidden = self._imitation(outputs, states, wanted, inputs.mask)
         return (1 - share) * super().loss(rows, progress) + share * (imitation + hidden)

@@ -12,8 +12,7 @@ best rank-r factors for given statistics; they are exact for r = d_k:
   the head's output, Σ_{i>r} σ_i²
 
 S_q = E[q qᵀ], S_k and C are covariances of keys and of the head's output. With statistics of real inputs this is A3
-(arXiv 2505.12942). With those of :func:`weight_statistics`, which assume white noise as input, it is the truncated SVD
-of W_Q W_Kᵀ and W_V W_O. Everything is float64, and the first dimension of these tensors is the head, H.
+(arXiv 2505.12942). Everything is float64, and the first dimension of these tensors is the head, H.
 
 The removal of heads and that of hidden units are the same problem: y = z W + b for inputs z [w] with covariance C, some
 of which are removed. Their means move into b. The others get new weights by least squares, and the loss of removing
@@ -27,9 +26,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-
-from export.models.attention import MultiHeadAttention
-from export.reduce.calibration import AttentionStatistics
 
 #: Added to covariances, in units of their mean variance, so that rarely used directions are not amplified.
 RIDGE = 1e-4
@@ -80,24 +76,6 @@ def value_output_factors(C: Tensor, W_O: Tensor, rank: int, ridge: float = RIDGE
     U, sigma, Vh = torch.linalg.svd(root @ W_O, full_matrices=False)
     E = inverse @ U[:, :, :rank]
     return Factors(E, sigma[:, :rank, None] * Vh[:, :rank], sigma[:, rank:].square().sum(dim=1))
-
-
-def weight_statistics(attention: MultiHeadAttention) -> AttentionStatistics:
-    """Return the statistics for white noise as input and heads that return their values unchanged.
-
-    With them, the reduction is the truncated SVD of the weights, the baseline for calibration.
-    """
-    W_Q, W_K, W_V = (
-        heads_of(projection.weight, attention.num_heads)
-        for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
-    )
-    S_q, S_k, C = (W.transpose(1, 2) @ W for W in (W_Q, W_K, W_V))
-    return AttentionStatistics(S_q, S_k, blocks(C), torch.zeros(len(C) * C.shape[1], dtype=C.dtype))
-
-
-def sliced(heads: int, head_dim: int, rank: int) -> Tensor:
-    """Return the basis that keeps the first coordinates of each head, [H, d_k, r], as a baseline."""
-    return torch.eye(head_dim, rank, dtype=torch.float64).expand(heads, -1, -1)
 
 
 def heads_of(weight: Tensor, heads: int) -> Tensor:

@@ -65,7 +65,7 @@ def compare_plans(
 ) -> PlanComparison:
     """Plan a model for several devices, without reducing it.
 
-    Timings and losses are kept where :func:`export.reduce.run.reduce_run` finds them.
+    Timings and losses are kept where :func:`export.reduce.run.reduce_runs` finds them.
 
     Args:
         data_dir: for the losses of the search; None plans by the strategy ``spread``, which needs none.

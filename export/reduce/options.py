@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import click
 
@@ -14,7 +14,7 @@ from edge.cli.options import FloatRange, given_options, grouped_options
 from edge.cli.output import progress
 from edge.errors import UsageError
 from export.estimate.devices import BoardMode
-from export.reduce.target import CALIBRATION_EXAMPLES, LEARNING_RATE, OFFERED, PASSES, TIMED_TOKENS, Strategy, Target
+from export.reduce.target import CALIBRATION_EXAMPLES, LEARNING_RATE, PASSES, TIMED_TOKENS, Strategy, Target
 from export.training.options import imported_data_option, run_data_dir_option
 from export.training.points import PointTimes
 from export.training.watch import Watch
@@ -112,7 +112,7 @@ plan_options = grouped_options(
         imported_data_option,
         click.option(
             "--strategy",
-            type=click.Choice(OFFERED),
+            type=click.Choice(get_args(Strategy)),
             help="'search' finds a shape for each layer, so that the outputs change least without training; 'spread' "
             "keeps whole layers, better after training on much text.  [default: search; spread with --distil]",
         ),

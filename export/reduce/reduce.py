@@ -18,20 +18,13 @@ from export.data.tokens import Rows
 from export.models.heads import Head
 from export.models.transformer import Layer
 from export.reduce.calibration import attention_statistics, calibration_batches, check_weights, feed_forward_statistics
-from export.reduce.controls import chosen, first_layers
 from export.reduce.grid import Times
 from export.reduce.losses import OnProgress, SavedState, measure_losses, silent
 from export.reduce.plan import LayerPlan, LayerReport, ReducedModel, ReductionPlan, check_plan, plan_of
 from export.reduce.search import choose_shapes
 from export.reduce.spread import spread_shapes
 from export.reduce.states import Padded, after_attention, after_feed_forward, embedded, layers_of, relative_error
-from export.reduce.sublayers import (
-    AttentionReducer,
-    FeedForwardReducer,
-    Method,
-    ReducedHalf,
-    with_half,
-)
+from export.reduce.sublayers import AttentionReducer, FeedForwardReducer, ReducedHalf, with_half
 from export.reduce.target import Strategy
 
 #: How the names of files with the layers of unfinished plans begin.
@@ -39,7 +32,7 @@ LAYERS = "layers"
 
 
 def reduced_layer(
-    layer: Layer, plan: LayerPlan, states: Sequence[Tensor], batches: Sequence[Padded], method: Method = "calibrated"
+    layer: Layer, plan: LayerPlan, states: Sequence[Tensor], batches: Sequence[Padded]
 ) -> tuple[Layer, list[Tensor], LayerReport]:
     """Reduce a layer: first its attention, then its feed-forward for the output of the new attention.
 
@@ -57,7 +50,7 @@ def reduced_layer(
     if layer.attention is None:
         attention = ReducedHalf(None, layer.attention_constant, (), 0.0)
     else:
-        heads = AttentionReducer(layer.attention, attention_statistics(layer, states, batches)[0], method)
+        heads = AttentionReducer(layer.attention, attention_statistics(layer, states, batches)[0])
         attention = heads.reduced(plan.heads or shape.num_heads, shape.head_dim, shape.scale)
     halved = with_half(layer, "attention", attention)
     halfway = after_attention(halved, states, batches)
@@ -65,7 +58,7 @@ def reduced_layer(
         feed_forward = ReducedHalf(None, layer.feed_forward_constant, (), 0.0)
     else:
         statistics = feed_forward_statistics(halved, halfway, batches)
-        feed_forward = FeedForwardReducer(layer.feed_forward, statistics, method).reduced(plan.neurons or shape.ffn_dim)
+        feed_forward = FeedForwardReducer(layer.feed_forward, statistics).reduced(plan.neurons or shape.ffn_dim)
     new = with_half(halved, "feed_forward", feed_forward)
     report = LayerReport(
         LayerPlan(shape, attention.kept, feed_forward.kept),
@@ -83,7 +76,6 @@ def reduced_layers(
     plan: ReductionPlan,
     states: Sequence[Tensor],
     batches: Sequence[Padded],
-    method: Method = "calibrated",
     known: Sequence[tuple[Layer, LayerReport]] = (),
 ) -> Iterator[tuple[Layer, LayerReport]]:
     """Yield each layer that stays, reduced on the outputs of those before it, and its report.
@@ -100,7 +92,7 @@ def reduced_layers(
         if result := next(results, None):
             halfway = after_attention(result[0], states, batches)
         else:
-            new, halfway, report = reduced_layer(layer, planned, states, batches, method)
+            new, halfway, report = reduced_layer(layer, planned, states, batches)
             result = new, msgspec.structs.replace(report, number=number)
         yield result
         states = after_feed_forward(result[0], halfway)
@@ -114,19 +106,17 @@ def reduce_model(
     times: Times,
     strategy: Strategy = "search",
     loss_rows: Rows | None = None,
-    seed: int = 0,
     state: Path | None = None,
     on_progress: OnProgress = silent,
 ) -> ReducedModel[Head]:
-    """Return the model whose outputs are closest to the original's at a target speed-up, or another one of that speed.
+    """Return a model that reaches a target speed-up.
 
     Args:
         model: the original, with the head of its task; it is not changed.
-        calibration: real inputs of the task. Only the strategy ``gradient`` reads their targets.
+        calibration: real inputs of the task.
         times: of the options, such as :attr:`export.reduce.device.Device.mean`.
         strategy: see :data:`export.reduce.target.Strategy`.
         loss_rows: inputs for the losses of the search, which the model has not learnt; None takes ``calibration``.
-        seed: of a random choice.
         state: a directory for the state of an unfinished reduction. It also has the losses, which serve every target.
 
     Raises:
@@ -135,19 +125,12 @@ def reduce_model(
     """
     check_weights(model)
     config = model.transformer.config
-    if strategy == "first-layers":
-        reduced = copy.deepcopy(model).eval()
-        plan = first_layers(reduced, times, target_speedup)
-        kept = tuple(LayerReport(layer, number=number) for number, layer in enumerate(plan.layers) if layer)
-        return ReducedModel(reduced, plan, kept)
     if strategy == "spread":
         shapes = spread_shapes(config, times, target_speedup)
     else:
         losses = measure_losses(model, loss_rows or calibration, times.grid, state=state, on_progress=on_progress)
         shapes = choose_shapes(config.layers, losses, times, target_speedup)
-    batches = calibration_batches(model, calibration)
-    plan, method = chosen(strategy, plan_of(config, shapes), model, batches, seed)
-    return apply_plan(model, calibration, plan, state=state, on_progress=on_progress, method=method)
+    return apply_plan(model, calibration, plan_of(config, shapes), state=state, on_progress=on_progress)
 
 
 def apply_plan(
@@ -157,11 +140,10 @@ def apply_plan(
     *,
     state: Path | None = None,
     on_progress: OnProgress = silent,
-    method: Method = "calibrated",
 ) -> ReducedModel[Head]:
     """Return a model with the layers of a plan; arguments as :func:`reduce_model`.
 
-    Heads and hidden units that the plan leaves open are chosen here; baselines do so without the activations.
+    Heads and hidden units that the plan leaves open are chosen here.
 
     Raises:
         ReductionError: the calibration set is too small, or an activation is not finite.
@@ -170,7 +152,7 @@ def apply_plan(
     """
     check_plan(plan, model.transformer.config, "plan")
     batches = calibration_batches(model, calibration)
-    saved = SavedState(state, LAYERS, model, calibration, f"{plan} {method}")
+    saved = SavedState(state, LAYERS, model, calibration, f"{plan} calibrated")
     weights: list[dict[str, Tensor]] = saved.value.get("weights", [])
     reports = msgspec.json.decode(saved.value.get("reports", "[]"), type=list[LayerReport])
     reduced = copy.deepcopy(model).eval()
@@ -182,7 +164,7 @@ def apply_plan(
         kept[-1].load_state_dict(tensors)
         kept[-1].eval().to(like)
     states, known = embedded(transformer, batches), list(zip(kept, reports, strict=True))
-    results = reduced_layers(layers_of(transformer), plan, states, batches, method, known)
+    results = reduced_layers(layers_of(transformer), plan, states, batches, known)
     for new, report in islice(results, len(known), None):
         kept.append(new)
         reports.append(report)

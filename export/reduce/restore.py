@@ -28,12 +28,12 @@ from export.data.tokens import Batch, Encoded, encode, shuffled_batches
 from export.data.unlabelled import read_texts
 from export.errors import DataError
 from export.finetune.imported import ImportedTask
-from export.finetune.objectives import hidden_loss, outputs_by_row, outputs_with_states
+from export.finetune.objectives import hidden_loss, imitated_layers, outputs_by_row, outputs_with_states
 from export.finetune.task import Reader, Task
 from export.finetune.text_tasks import SentenceTask
 from export.models.heads import Head, Outputs, SentenceEmbedder
 from export.reduce.losses import divergence
-from export.reduce.plan import ReducedModel, ReductionPlan
+from export.reduce.plan import ReducedModel
 from export.reduce.states import layers_of
 from export.reduce.target import LEARNING_RATE, PASSES
 from export.training import recipe
@@ -195,7 +195,10 @@ def restore(
         CheckpointError: the state is malformed, of another training, or cannot be written.
     """
     place, home = device_of(device), model_device(original)
-    students = {name: Student(each.model.to(place), imitated_layers(each.plan)) for name, each in reduced.items()}
+    students = {
+        name: Student(each.model.to(place), imitated_layers(each.plan.kept, len(each.plan.layers)))
+        for name, each in reduced.items()
+    }
     objective = RestorationObjective(original.to(place), students, texts, recipe, seed)
     state, log = (files.state, files.log) if files else (None, None)
     trained = train(objective, recipe, seed=seed, state=state, log=log, observer=observer)
@@ -203,11 +206,6 @@ def restore(
     for model in (original, *objective.model):
         model.to(home)
     return Restored(trained, closeness)
-
-
-def imitated_layers(plan: ReductionPlan) -> tuple[int, ...]:
-    """Return the layer of the original whose output each kept layer imitates: that before the next kept one."""
-    return (*(number - 1 for number in plan.kept[1:]), len(plan.layers) - 1)
 
 
 class RestorationObjective:

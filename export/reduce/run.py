@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -72,18 +72,6 @@ class PlannedRun(ReducedRun, frozen=True, kw_only=True):
     losses_on: str | None = None
 
 
-def reduce_run(
-    source: str | Path,
-    data_dir: str | Path,
-    directory: str | Path,
-    target_speedup: float,
-    **options: Any,
-) -> PlannedRun:
-    """Reduce a model to one run; see :func:`reduce_runs`."""
-    (reduced,) = reduce_runs(source, data_dir, {target_speedup: Path(directory)}, **options)
-    return reduced
-
-
 class Restoration(NamedTuple):
     """How reduced models are restored.
 
@@ -148,7 +136,7 @@ def reduce_runs(
         target: the device to plan for.
         precision: of a prediction, see :func:`export.reduce.device.devices_of`.
         strategy: see :data:`export.reduce.target.Strategy`.
-        seed: of a random choice, and of the order of the texts.
+        seed: of the order of the texts.
         restoration: None leaves the models as they are cut, to be fine-tuned with the original as teacher.
         final: whether dev is measured, too, after the choices for which the hold-out is there.
 
@@ -171,7 +159,7 @@ def reduce_runs(
     for speedup in directories:
         _check_reachable(opened, device, speedup, strategy)
     losses_on = None
-    if strategy not in ("spread", "first-layers"):
+    if strategy == "search":
         losses_on = HOLDOUT if opened.loss_rows is opened.data.holdout else TRAIN
     reduced = {
         name: reduce_model(
@@ -179,7 +167,6 @@ def reduce_runs(
             times=device.mean,
             strategy=strategy,
             loss_rows=opened.loss_rows,
-            seed=seed,
             state=state,
             on_progress=on_progress,
         )
@@ -245,7 +232,7 @@ def _check_reachable(opened: OpenedSource, device: Device, target_speedup: float
     subject = f"target speed-up on {device.name}"
     if strategy == "spread":
         spread_shapes(opened.model.transformer.config, device.mean, target_speedup, subject)
-    elif strategy != "first-layers":  # which chooses among fewer plans
+    else:
         check_target(opened.layers, device.mean, target_speedup, subject)
 
 

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from export.data.tokens import Batch
-from export.finetune.objectives import outputs_of
-from export.models.heads import Head
 from export.models.transformer import Layer, Transformer
 
 Part = Literal["attention", "feed_forward"]
@@ -117,46 +115,3 @@ def relative_error(
         total += wanted.sum(dim=0).cpu()
         count += len(wanted)
     return lost / (squares - float(total.square().sum()) / count)
-
-
-class Importance(NamedTuple):
-    """Sensitivity of the task's loss to the heads, [H], and to the hidden units, [f], of a layer."""
-
-    heads: Tensor
-    units: Tensor
-
-
-def gradient_importance(model: Head, batches: Sequence[Batch]) -> list[Importance]:
-    """Return E|dL/dξ| of each layer, ξ being a factor on the output of a head or of a hidden unit.
-
-    Michel et al. 2019, "Are Sixteen Heads Really Better than One?", equation 2. A layer without heads has [0].
-
-    Args:
-        model: with the head of the task, in evaluation mode.
-        batches: with targets.
-    """
-    layers = layers_of(model.transformer)
-    parts: tuple[Part, Part] = ("attention", "feed_forward")
-    lasts = [last_of(layer, part) for layer in layers for part in parts]
-    groups = [size for layer in layers for size in _factors(layer)]
-    sums = [torch.zeros(size) for size in groups]
-    for batch in batches:
-        with recorded(last for last in lasts if last) as found:
-            loss = model.loss(outputs_of(model, batch), batch.targets)
-        outputs = {module: passed.read for module, passed in found.items()}  # [N, T, H * d_k] or [N, T, f]
-        gradients = dict(zip(outputs, torch.autograd.grad(loss, list(outputs.values())), strict=True))
-        for total, last, size in zip(sums, lasts, groups, strict=True):
-            if last:
-                product = torch.unflatten((outputs[last] * gradients[last]).detach(), -1, (size, -1))
-                total += product.sum(dim=(1, 3)).abs().sum(dim=0).cpu()
-    # The loss is a mean over its batch, so that the sum over a batch is one too.
-    means = [total / len(batches) for total in sums]
-    return [Importance(*pair) for pair in zip(means[::2], means[1::2], strict=True)]
-
-
-def _factors(layer: Layer) -> tuple[int, int]:
-    """Return the number of heads and of hidden units."""
-    return (
-        layer.attention.num_heads if layer.attention else 0,
-        layer.feed_forward.down.in_features if layer.feed_forward else 0,
-    )

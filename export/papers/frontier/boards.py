@@ -21,7 +21,7 @@ from export.estimate.devices import DEFAULT_BOARD, board_mode
 from export.finetune import needed_data
 from export.models.transformer import LayerShape
 from export.papers.experiment import read_records
-from export.papers.frontier.records import DENSE, Answered, Record, frozen
+from export.papers.frontier.records import DENSE, Answered, Record
 from export.reduce.device import Device, devices_of
 from export.reduce.losses import measure_losses
 from export.reduce.options import reduction_progress
@@ -39,6 +39,8 @@ _CONTROLS = ("third-first-layers", "third-uniform")
 #: Whole layers, counted from 0, for comparison.
 _WHOLE_LAYERS = ((1, 3, 5), (2, 5))
 _EXAMPLES = 256
+#: Those of the published tiers.
+_TARGETS = {"half": 2.03, "third": 2.95, "quarter": 3.75}
 
 
 class BoardRow(msgspec.Struct, frozen=True):
@@ -89,7 +91,7 @@ def plan_tiers(run: Path, data: Path, board: str, examples: int = _EXAMPLES) -> 
     short = device._replace(points=device.points[:1], times=device.times[:1])
     records = read_records(_RESULTS, Record).values()
     families = sorted((one.answered for one in records if one.answered), key=lambda one: (one.task, one.seed))
-    targets = frozen({}).tiers
+    targets = _TARGETS
     rows = [_published(name, families, device) for name in (DENSE, *targets, *_CONTROLS)]
     plans: dict[str, Sequence[LayerShape | None]] = {
         f"layers {', '.join(map(str, kept))}": [shape if number in kept else None for number, shape in enumerate(dense)]

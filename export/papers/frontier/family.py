@@ -1,15 +1,16 @@
-"""The runs of one task and seed: a teacher, two dense models that imitate it, leaner tiers, and controls.
+"""The runs of one task and seed: a teacher, and what imitates it, all by one recipe, labels and unlabelled text.
 
-Tiers and controls are reduced from the teacher and imitate it, all by one recipe, for the same epochs, on the same
-examples; so is one of the dense models. The dense baseline is the best of teacher and dense models on the hold-out.
+These are the dense encoder, the tiers, which were restored from it, and a control: the layers of a tier as they are in
+the dense encoder, with heads and units by the usual calibration. All begin with one new head, as the teacher did. The
+dense baseline is the better one of teacher and distilled dense model on the hold-out.
 The files in static INT8 are those for TensorRT. They are not timed: ONNX Runtime computes them as their graphs say.
 """
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,38 +18,34 @@ import msgspec
 import numpy as np
 import torch
 
-from edge.bench.layer_latencies import LayerLatencies
 from edge.bench.timing import WARM_UP, times_in_turns, turns
 from edge.datatypes import Array
-from edge.errors import UsageError
 from edge.files import write_whole
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.bundle.accuracy import outputs_by_row, predictions_of
 from export.bundle.tier_files import static_int8
 from export.data.examples import HOLDOUT
 from export.data.tokens import Encoded, load_tokenizer
-from export.finetune.models import open_model, open_tuned
+from export.finetune.models import open_model, open_tuned, with_head
 from export.finetune.objectives import Teacher
-from export.finetune.predictions import read_matching, read_predictions
+from export.finetune.predictions import read_predictions
 from export.finetune.recipe import Recipe
-from export.finetune.run import finetune_run, prepare
+from export.finetune.run import finetune_run, predict_splits, prepare, save_run
 from export.finetune.task import Data, Reader, Task
 from export.finetune.text_tasks import TASKS
 from export.models.heads import SequenceClassifier
 from export.papers.frontier.records import (
     DENSE,
-    DENSE_AS_REDUCED,
     DENSE_RUNS,
     FP32,
     INT8,
-    REDUCED,
     STATIC,
     TEACHER,
     Answered,
     Family,
     Key,
+    Sources,
     Timed,
-    control_name,
     encoded,
     key_of,
 )
@@ -56,15 +53,13 @@ from export.quantize.calibration import calibration_feeds, feeds_of, plain_onnx
 from export.quantize.int8 import dynamic_int8
 from export.quantize.precision import fused
 from export.quantize.ranges import Scheme, input_ranges
-from export.reduce.grid import grid_of
-from export.reduce.latency import measure_times
-from export.reduce.plan import LayerPlan, ReductionPlan, check_speedup
-from export.reduce.run import reduce_run
-from export.reduce.target import LATENCIES, Strategy
+from export.reduce.plan import LayerPlan, ReductionPlan, check_speedup, plan_of
+from export.reduce.reduce import apply_plan
+from export.reduce.target import CALIBRATION_EXAMPLES
 from export.training.device import device_of
-from export.training.points import Point
-from export.training.provenance import processor
-from export.training.runs import PREDICTIONS, WEIGHTS
+from export.training.provenance import processor, provenance
+from export.training.runs import WEIGHTS
+from export.training.trainer import Trained
 from export.training.watch import Watch
 
 #: Tokens of the length that all tasks share, calls of each file at that length, and items of dev that are timed.
@@ -72,60 +67,63 @@ FIXED_TOKENS, _FIXED_CALLS, _ITEMS = 128, 100, 300
 
 
 class Inputs(NamedTuple):
-    """Inputs of a family: the initial model, and the data in its tokens."""
+    """Inputs of a family: where they are from, and the data in the tokens of the dense encoder."""
 
     task: Task
-    model: Path
+    sources: Sources
     reader: Reader
-    data_dir: Path
     data: Data
 
 
-def inputs_of(family: Family, model: Path, data_dir: Path) -> Inputs:
+def inputs_of(family: Family, sources: Sources) -> Inputs:
     """Read the inputs of a family."""
-    task, reader = TASKS[family.task], load_tokenizer(model)
-    data = prepare(task, data_dir, reader, max_length=family.frontier.max_length, limit=family.of_task.limit)
-    return Inputs(task, model, reader, data_dir, data)
-
-
-def time_shapes(model: Path, out: Path, tokens: int, on_shape: Callable[[int, int], None]) -> None:
-    """Time the shapes of layers that reductions choose from, before anything else runs; one table serves all families.
-
-    Args:
-        out: the directory of the families. A complete table that is there stays, also one of another machine: all
-            families are reduced by the same times.
-    """
-    with suppress(UsageError):  # missing or broken
-        if LayerLatencies.read(out / LATENCIES).find_rest(tokens):  # timed last
-            return
-    head = SequenceClassifier(open_model(model).transformer, labels=2).eval()
-    measure_times(head, grid_of(head.transformer.config), [Point(tokens)], cache=out / LATENCIES, on_shape=on_shape)
+    task, reader, frontier = TASKS[family.task], load_tokenizer(sources.model), family.settings.frontier
+    data = prepare(
+        *(task, sources.data_dir, reader),
+        max_length=frontier.max_length,
+        limit=family.of_task.limit,
+        transfer=sources.transfer,
+        most_transfer=frontier.transfer_texts,
+    )
+    return Inputs(task, sources, reader, data)
 
 
 def train(family: Family, inputs: Inputs, directory: Path, watch: Watch) -> None:
     """Make the missing runs of a family; an unfinished one resumes."""
-    frontier, runs = family.frontier, _Runs(family, inputs, directory, watch)
-    runs.tune(TEACHER, inputs.model, frontier.teaching(family.of_task), None)
-    runs.imitate(DENSE, TEACHER, frontier.imitating(family.of_task))
-    restoring = frontier.restoring(family.of_task)
-    runs.imitate(DENSE_AS_REDUCED, TEACHER, restoring)
-    lean: list[tuple[str, float, Strategy]] = [(tier, speedup, "search") for tier, speedup in frontier.tiers.items()]
-    speedup = frontier.tiers[frontier.control_tier]
-    lean += [(control_name(frontier, control), speedup, control) for control in family.controls]
-    for name, speedup, strategy in lean:
-        if runs.has(name):
-            continue
-        reduced = reduced_name(name)
-        runs.reduce(reduced, speedup, strategy)
-        runs.imitate(name, reduced, restoring)
-        for path in (directory / reduced).iterdir():  # half of a family's bytes
-            if path.name != PREDICTIONS:
-                path.unlink()
+    frontier, runs = family.settings.frontier, _Runs(family, inputs, directory, watch)
+    runs.teach(frontier.teaching(family.of_task))
+    for name, source in {DENSE: inputs.sources.model, **inputs.sources.tiers}.items():
+        runs.imitate(name, source)
+    for name in family.controls:
+        cut = directory / f"{name}-cut"
+        if not runs.has(name):
+            cut_out(family, inputs, inputs.sources.tiers[family.settings.control], cut)
+            runs.imitate(name, cut)
+            shutil.rmtree(cut)
 
 
-def reduced_name(run: str) -> str:
-    """Return the name of a tier or control before its distillation."""
-    return f"{run}-reduced"
+def cut_out(family: Family, inputs: Inputs, tier: Path, directory: Path) -> None:
+    """Write a run with the layers of a tier as they are in the dense encoder, less heads and units if the tier has."""
+    found, like = open_model(inputs.sources.model), open_model(tier)
+    planned = like.config and like.config.planned
+    assert planned
+    config = found.transformer.config
+    architecture = inputs.task.architecture(config, inputs.data.labels, family.settings.frontier.max_length)
+    shapes = dict(zip(planned.kept, like.transformer.config.layers, strict=True))
+    plan = plan_of(config, [shapes.get(number) for number in range(len(config.layers))])
+    learnt, most = inputs.data.train, CALIBRATION_EXAMPLES
+    assert isinstance(learnt, Encoded)
+    some = Encoded(learnt.tokens[:most], learnt.segments[:most], learnt.targets[:most])
+    cut = apply_plan(with_head(found, architecture, family.seed), some, plan).model
+    save_run(
+        *(inputs.task, directory, cut),
+        inputs.task.architecture(cut.transformer.config, inputs.data.labels, family.settings.frontier.max_length),
+        inputs.reader,
+        predict_splits(inputs.task, cut, inputs.data, final=False),
+        record=provenance(trainer=f"layers of {inputs.sources.model.name}", data=inputs.task.origin, seed=family.seed),
+        tuned=Trained((), (), 0, 0, 0.0),
+        planned=planned,
+    )
 
 
 def best_dense(task: Task, directory: Path) -> str:
@@ -138,57 +136,45 @@ class _Runs:
 
     def __init__(self, family: Family, inputs: Inputs, directory: Path, watch: Watch) -> None:
         self._family, self._inputs, self._directory, self._watch = family, inputs, directory, watch
-        self._teacher: Teacher | None = None
+        self._outputs: tuple[Teacher, Teacher] | None = None  # on the training set, and on the unlabelled text
 
     def has(self, name: str) -> bool:
         return (self._directory / name / WEIGHTS).exists()
 
-    def imitate(self, name: str, source: str, recipe: Recipe) -> None:
-        if self.has(name):
-            return
-        if self._teacher is None:
-            model = open_tuned(self._directory / TEACHER, self._inputs.task.name).to(device_of(self._family.device))
-            layers = range(len(model.transformer.layers))
-            self._teacher = Teacher(model, self._inputs.data.train, layers, self._family.frontier.precision)
-        self.tune(name, self._directory / source, recipe, self._teacher)
+    def teach(self, recipe: Recipe) -> None:
+        data = msgspec.structs.replace(self._inputs.data, transfer=None, transfer_origin="")
+        self._tune(TEACHER, self._inputs.sources.model, recipe, data)
 
-    def tune(self, name: str, source: Path, recipe: Recipe, teacher: Teacher | None) -> None:
+    def imitate(self, name: str, source: Path) -> None:
+        data, frontier, device = self._inputs.data, self._family.settings.frontier, self._family.settings.device
+        if self._outputs is None and not self.has(name):
+            model = open_tuned(self._directory / TEACHER, self._inputs.task.name).to(device_of(device))
+            assert data.transfer
+            layers = range(len(model.transformer.layers))
+            train, transfer = (Teacher(model, rows, layers, frontier.precision) for rows in (data.train, data.transfer))
+            self._outputs = train, transfer
+        self._tune(name, source, frontier.imitating(self._family.of_task), data, *(self._outputs or ()))
+
+    def _tune(self, name: str, source: Path, recipe: Recipe, data: Data, *outputs: Teacher) -> None:
         if self.has(name):
             return
-        inputs = self._inputs
+        inputs, (teacher, transfer_teacher) = self._inputs, outputs or (None, None)
         finetune_run(
-            *(inputs.task, source, inputs.data, inputs.reader, self._directory / name, recipe),
+            *(inputs.task, source, data, inputs.reader, self._directory / name, recipe),
             seed=self._family.seed,
-            max_length=self._family.frontier.max_length,
-            data_dir=inputs.data_dir,
+            max_length=self._family.settings.frontier.max_length,
+            data_dir=inputs.sources.data_dir,
             teacher=teacher,
-            device=self._family.device,
+            transfer_teacher=transfer_teacher,
+            device=self._family.settings.device,
             observer=self._watch,
         )
-
-    def reduce(self, name: str, speedup: float, strategy: Strategy) -> None:
-        if self.has(name):
-            return
-        report = reduce_run(
-            self._directory / TEACHER,
-            self._inputs.data_dir,
-            self._directory / name,
-            speedup,
-            points=[Point(self._family.frontier.tokens)],
-            examples=self._family.of_task.calibration,
-            target=self._directory.parent / LATENCIES,
-            strategy=strategy,
-            seed=self._family.seed,
-            final=True,  # for the scores before distillation
-            on_progress=self._watch.on_part,
-        )
-        write_whole(self._directory / f"{name}.json", msgspec.json.format(msgspec.json.encode(report), indent=1))
 
 
 def answer(family: Family, inputs: Inputs, directory: Path, watch: Watch) -> Answered:
     """Write the ONNX files of a trained family, and return what each answers to every item of dev, at batch 1.
 
-    Controls have files in FP32 only.
+    The control has a file in FP32 only.
     """
     task, dev = inputs.task, inputs.data.dev["dev"]
     assert isinstance(dev, Encoded)
@@ -203,7 +189,7 @@ def answer(family: Family, inputs: Inputs, directory: Path, watch: Watch) -> Ans
         layers[run], dim = model.transformer.config.layers, model.transformer.config.dim
         plain = plain_onnx(model, dev)
         files = {FP32: fused(plain)}
-        if run == DENSE or run in family.frontier.tiers:
+        if run == DENSE or run in family.settings.tiers:
             files[INT8] = dynamic_int8(plain, calibration)
             files[STATIC] = static_int8(plain, input_ranges(plain, calibration, Scheme()))
         for precision, data in files.items():
@@ -212,8 +198,6 @@ def answer(family: Family, inputs: Inputs, directory: Path, watch: Watch) -> Ans
             sizes[f"{run}/{precision}"] = len(data)
             outputs = outputs_by_row(data, dev, subject=path.name, rows_at_once=False)
             answers[run, precision] = predictions_of(outputs, dev.targets).answers
-        if run != DENSE:
-            answers[run, REDUCED] = read_matching(directory / reduced_name(run), "dev", dev.targets).answers
         watch.on_part("runs", done + 1, len(family.runs))
     holdout = {run: read_predictions(directory / run, HOLDOUT) for run in dict.fromkeys((*family.runs, *DENSE_RUNS))}
     return Answered(
@@ -228,7 +212,7 @@ def answer(family: Family, inputs: Inputs, directory: Path, watch: Watch) -> Ans
         layers=layers,
         file_bytes=sizes,
         processor=processor(),
-        gpu=torch.cuda.get_device_name() if family.device == "cuda" else None,
+        gpu=torch.cuda.get_device_name() if family.settings.device == "cuda" else None,
         answers=encoded(answers, dev.targets),
     )
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def draw(summary: Summary) -> Figure:
     """Draw the differences to dense FP32 over the speed-ups; bars are 95 % intervals, thin lines are tasks.
 
-    Controls that lack one of the judged tasks are left out, since their average is that of others.
+    A control that lacks one of the judged tasks is left out, since its average is that of others.
     """
     figure = new_figure(6.0 * len(PAPER), 4.5, without="give --no-plots")
     panels = figure.subplots(1, len(PAPER), sharey=True)
@@ -40,10 +40,9 @@ def _panel(axes: Axes, summary: Summary, precision: str) -> None:
         points = [(speeds[key], summary.difference(key, tasks=[name]).value) for key in having]
         axes.plot(*zip(*points, strict=True), ".-", linewidth=0.8, alpha=0.5, label=name)
     _with_bars(axes, summary, tiers, fmt="o-", label="average", color="black")
-    controls = [(run, precision) for run in runs if run not in (DENSE, *summary.settings.tiers)]
-    for number, key in enumerate(key for key in controls if summary.is_complete(key)):
-        name = key[0].removeprefix(f"{summary.settings.control_tier}-")
-        _with_bars(axes, summary, [key], fmt="sDv^P"[number % 5], label=name, color=f"C{5 + number}", markersize=5)
+    control = summary.settings.control_run, precision
+    if control in summary.keys and summary.is_complete(control):
+        _with_bars(axes, summary, [control], fmt="s", label=control[0], color="C5", markersize=5)
     for key in tiers:
         at = (speeds[key], summary.difference(key).value)
         axes.annotate(key[0], at, xytext=(6, 6), textcoords="offset points")

@@ -7,37 +7,37 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 
 from edge.datatypes import Array
-from edge.errors import Raw
+from edge.errors import Raw, UsageError
+from edge.files import sha256
 from export.errors import CheckpointError
 from export.finetune import AVERAGED, DATA
+from export.finetune.models import OpenedModel, open_model, space_of
 from export.finetune.recipe import Distillation, Recipe
 from export.finetune.text_tasks import TASKS
 from export.models.transformer import LayerShape
 from export.papers.experiment import digest
-from export.reduce.target import Strategy
+from export.training.points import Planned
 from export.training.provenance import Processor, versions
 from export.training.recipe import Precision
 from export.training.runs import SPLIT, SplitVersion
 
 #: Precisions: of ONNX Runtime, and of the file for TensorRT, which is not timed.
 FP32, INT8, STATIC = "fp32", "int8", "static-int8"
-#: FP32 of a reduced model before its distillation, by PyTorch. Its file would be as fast as that of FP32.
-REDUCED = "fp32-reduced"
 #: A run and a precision.
 Key: TypeAlias = "tuple[str, str]"
 #: The committed settings, frozen before any of the published runs saw dev.
 FROZEN = Path(__file__).with_name("settings.json")
 DENSE, TEACHER = "dense", "teacher"
-#: A dense model that is distilled as long as the reduced ones, and by their recipe.
-DENSE_AS_REDUCED = "dense-as-reduced"
+#: Files of an encoder.
+_MODEL = ("*.json", "*.safetensors")
 #: The dense runs. The baseline is the best of them on the hold-out, of equals the first.
-DENSE_RUNS = (DENSE, DENSE_AS_REDUCED, TEACHER)
+DENSE_RUNS = (DENSE, TEACHER)
 
 
 class TaskSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,13 +45,8 @@ class TaskSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         seeds: families of the task.
-        teacher_epochs: of the teacher, which all others imitate.
-        peak_learning_rate: of the teacher and the first distilled dense model.
-        epochs: of that dense model, which starts from the teacher.
-        reduced_epochs: of each reduced model, tiers and controls, and of a second distilled dense model.
-        controls: strategies beside the search, and how many families have each, the first ones. The published families
-            have one shape for all layers, too, ``uniform``, which a training today leaves out.
-        calibration: examples for the reduction.
+        teacher_epochs, peak_learning_rate: of the teacher, which all others imitate.
+        epochs: of the others.
         limit: most training examples; None is all.
     """
 
@@ -59,9 +54,6 @@ class TaskSettings(msgspec.Struct, frozen=True, kw_only=True):
     teacher_epochs: int
     peak_learning_rate: float
     epochs: int
-    reduced_epochs: int
-    controls: dict[str, int]
-    calibration: int
     limit: int | None = None
 
 
@@ -70,22 +62,21 @@ class FrontierSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         dropout: of the teacher's training.
+        learning_rate, average, distillation: of tiers, control and distilled dense model; see :class:`Recipe`. Their
+            embeddings stay those of the dense encoder, as in a restoration.
+        transfer_texts: how many are drawn from the file of unlabelled text.
+        control_seeds: families of each task that have the control, the first ones.
         precision: of all trainings; ``--precision`` sets it.
-        tokens: the length of the input that reductions plan for.
-        tiers: target speed-ups at that length; at the lengths of dev, leaner tiers are faster.
-        control_tier: the tier whose speed the controls share.
-        reduced_learning_rate: the peak, for reduced models and the second distilled dense model.
-        distillation: of the same; the first distilled dense model has the defaults.
     """
 
     tasks: dict[str, TaskSettings]
     dropout: float
     max_length: int
-    tokens: int
-    tiers: dict[str, float]
-    control_tier: str
-    reduced_learning_rate: float
+    learning_rate: float
+    average: float | None
     distillation: Distillation
+    transfer_texts: int
+    control_seeds: int
     precision: Precision = "fp32"
 
     def teaching(self, task: TaskSettings) -> Recipe:
@@ -93,39 +84,61 @@ class FrontierSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self._recipe(task.teacher_epochs, task.peak_learning_rate, dropout=self.dropout)
 
     def imitating(self, task: TaskSettings) -> Recipe:
-        """Return the recipe of the first distilled dense model."""
-        return self._recipe(task.epochs, task.peak_learning_rate, frozen_embeddings=True)
-
-    def restoring(self, task: TaskSettings) -> Recipe:
-        """Return the recipe of reduced models, and of the second distilled dense model."""
-        return self._recipe(task.reduced_epochs, self.reduced_learning_rate, distillation=self.distillation)
+        """Return the recipe of all others."""
+        how = {"average": self.average, "distillation": self.distillation, "frozen_embeddings": True}
+        return self._recipe(task.epochs, self.learning_rate, **how)
 
     def _recipe(self, epochs: int, rate: float, **options: Any) -> Recipe:
         return Recipe(epochs=epochs, peak_learning_rate=rate, precision=self.precision, **options)
 
 
+class Tier(msgspec.Struct, frozen=True):
+    """A restored encoder: SHA-256 of its run, and what it was planned for."""
+
+    digest: str
+    planned: Planned
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the records depend on, with SHA-256 of the Hugging Face directory and of the files of each task.
+    """All that the records depend on, with SHA-256 of the dense encoder, the text and the files of each task.
 
     Attributes:
+        tiers: by name, in the order of the command.
+        control: the tier whose layers the control has, too, as they are in the dense encoder.
         split: how the hold-outs are drawn.
     """
 
     frontier: FrontierSettings
     model: str
+    tiers: dict[str, Tier]
+    control: str
+    transfer: str
     data: dict[str, str]
     versions: dict[str, str]
     device: Literal["cpu", "cuda"] = "cpu"
     split: SplitVersion = 1
 
+    @property
+    def control_run(self) -> str:
+        """The name of the control's run."""
+        return f"{self.control}-not-restored"
+
+
+class Sources(NamedTuple):
+    """Where everything comes from: the dense encoder, the restored ones by name, unlabelled text, and the data."""
+
+    model: Path
+    tiers: Mapping[str, Path]
+    transfer: Path
+    data_dir: Path
+
 
 class Family(NamedTuple):
     """The runs of one task and seed, which are trained with the same data and teacher."""
 
-    frontier: FrontierSettings
+    settings: Settings
     task: str
     seed: int
-    device: Literal["cpu", "cuda"]
 
     @property
     def name(self) -> str:
@@ -135,23 +148,17 @@ class Family(NamedTuple):
     @property
     def of_task(self) -> TaskSettings:
         """The settings of the task."""
-        return self.frontier.tasks[self.task]
+        return self.settings.frontier.tasks[self.task]
 
     @property
-    def controls(self) -> tuple[Strategy, ...]:
-        """The strategies beside the search, of which some have fewer seeds."""
-        controls = self.of_task.controls
-        return tuple(one for one in get_args(Strategy) if self.seed < controls.get(one, 0))
+    def controls(self) -> tuple[str, ...]:
+        """The control, which only the first families have."""
+        return (self.settings.control_run,) if self.seed < self.settings.frontier.control_seeds else ()
 
     @property
     def runs(self) -> tuple[str, ...]:
-        """The measured runs, by the names of their directories: dense, tiers, controls."""
-        return (DENSE, *self.frontier.tiers, *(control_name(self.frontier, one) for one in self.controls))
-
-
-def control_name(frontier: FrontierSettings, strategy: Strategy) -> str:
-    """Return the name of a control's run."""
-    return f"{frontier.control_tier}-{strategy}"
+        """The measured runs, by the names of their directories: dense, tiers, control."""
+        return (DENSE, *self.settings.tiers, *self.controls)
 
 
 def frozen(changes: Mapping[str, Any], tasks: Sequence[str] = ()) -> FrontierSettings:
@@ -164,20 +171,55 @@ def frozen(changes: Mapping[str, Any], tasks: Sequence[str] = ()) -> FrontierSet
 
 
 def settings_of(
-    frontier: FrontierSettings, model: Path, data_dir: Path, device: Literal["cpu", "cuda"] = "cpu"
+    frontier: FrontierSettings, sources: Sources, control: str | None = None, device: Literal["cpu", "cuda"] = "cpu"
 ) -> Settings:
-    """Return the settings of an experiment; the data of all tasks are read and checked."""
+    """Return the settings of an experiment; tiers and the data of all tasks are read and checked.
+
+    Args:
+        control: name of a tier; None is the second one, or the only one.
+
+    Raises:
+        UsageError: a tier was not restored from the dense encoder, or the control is none of them.
+    """
     for task in frontier.tasks:
         for split in ("train", *TASKS[task].dev):
-            TASKS[task].read(data_dir, split)
+            TASKS[task].read(sources.data_dir, split)
+    names = list(sources.tiers)
+    control = control or names[:2][-1]
+    if control not in names:
+        expected = f"one of {', '.join(names)}"
+        raise UsageError("--control", given=control, expected=expected, fix="Name a directory of --tier.")
+    dense = open_model(sources.model)
     return Settings(
         frontier=frontier,
-        model=digest(model, "*.json", "*.safetensors"),
-        data={task: digest(data_dir / DATA[task].directory, "train.tsv", "dev.tsv") for task in frontier.tasks},
+        model=digest(sources.model, *_MODEL),
+        tiers={name: Tier(digest(run, *_MODEL), _planned(run, dense)) for name, run in sources.tiers.items()},
+        control=control,
+        transfer=sha256(sources.transfer.read_bytes()),
+        data={task: digest(sources.data_dir / DATA[task].directory, "train.tsv", "dev.tsv") for task in frontier.tasks},
         versions=versions(),
         device=device,
         split=SPLIT,
     )
+
+
+def _planned(run: Path, dense: OpenedModel) -> Planned:
+    """Return what a tier was planned for; raise a UsageError unless it was restored from the dense encoder.
+
+    A restoration leaves the embeddings as they are, and records the precision of its multiplications.
+    """
+    subject, fix = f"--tier {run}", "Give a run that 'fewheads reduce MODEL --distil TEXTS' has made."
+    tier = open_model(run)
+    if tier.config is None or tier.config.planned is None or tier.config.precision is None:
+        given = Raw("an encoder that was not restored")
+        raise UsageError(subject, given=given, expected="one that was reduced and restored on text", fix=fix)
+    both = (one.transformer.embeddings.state_dict() for one in (dense, tier))
+    (ours, theirs), spaces = both, {space for one in (dense, tier) if (space := space_of(one))}
+    same = ours.keys() == theirs.keys() and all(ours[name].equal(theirs[name]) for name in ours)
+    if not same or len(spaces) > 1:
+        given = Raw("one that was restored from another encoder")
+        raise UsageError(subject, given=given, expected="one that was restored from --model", fix=fix)
+    return tier.config.planned
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from export.papers.experiment import Experiment, Part, read_records
 from export.papers.frontier.figures import draw
-from export.papers.frontier.records import Family, Record, Settings, measured
+from export.papers.frontier.records import Family, Record, Settings, Sources, measured
 from export.papers.frontier.summary import Summary
 from export.papers.frontier.tables import tables_of, text_of
 from export.report.table import Table
@@ -21,10 +21,11 @@ _TIMES = "-times"
 
 
 class Frontier(Experiment[Record]):
-    """Speed against accuracy of dense models, leaner ones, and simple reductions of the same speed.
+    """Speed against accuracy of dense models, of restored tiers, and of a control that was not restored.
 
     Args:
-        paths: of model, data and results; None only reports.
+        sources: None only reports.
+        out: the directory of the results.
         trainings: whether the times of files are left out; they need a machine without other work.
     """
 
@@ -33,19 +34,22 @@ class Frontier(Experiment[Record]):
     settings: Settings
 
     def __init__(
-        self, settings: Settings, paths: tuple[Path, Path, Path] | None = None, *, trainings: bool = False
+        self,
+        settings: Settings,
+        sources: Sources | None = None,
+        out: Path = Path(),
+        *,
+        trainings: bool = False,
     ) -> None:
-        self.settings, self._paths, self._trainings = settings, paths, trainings
+        self.settings, self._sources, self._out, self._trainings = settings, sources, out, trainings
         self._found: tuple[Mapping[str, Record], Summary | None] | None = None
-        names = ("seeds", "controls")
-        self.extensible = tuple(f"frontier.tasks.{task}.{name}" for task in settings.frontier.tasks for name in names)
+        self.extensible = tuple(f"frontier.tasks.{task}.seeds" for task in settings.frontier.tasks)
 
     def parts(self) -> Sequence[Part]:
         """Return the parts of all families, seed by seed, and behind them those of their times."""
-        frontier = self.settings.frontier
         families = [
-            Family(frontier, task, seed, self.settings.device)
-            for task, of_task in frontier.tasks.items()
+            Family(self.settings, task, seed)
+            for task, of_task in self.settings.frontier.tasks.items()
             for seed in range(of_task.seeds)
         ]
         names = [(one.name, one) for one in sorted(families, key=lambda family: family.seed)]
@@ -56,11 +60,11 @@ class Frontier(Experiment[Record]):
         """Train a family and return its answers, or time its files."""
         from export.papers.frontier.family import answer, inputs_of, time_files, train
 
-        assert self._paths, "it only reports"
-        (family,), (model, data_dir, out) = part.arguments, self._paths
-        inputs, directory = inputs_of(family, model, data_dir), out / family.name
+        assert self._sources, "it only reports"
+        (family,) = part.arguments
+        inputs, directory = inputs_of(family, self._sources), self._out / family.name
         if part.name.endswith(_TIMES):
-            answered = read_records(out, Record)[family.name].answered
+            answered = read_records(self._out, Record)[family.name].answered
             assert answered
             return Record(timed=time_files(answered, inputs, directory, watch))
         train(family, inputs, directory, watch)
@@ -92,5 +96,5 @@ class Frontier(Experiment[Record]):
                     assert answered
                     assert timed
                     families.append(measured(answered, timed))
-            self._found = records, Summary(families, self.settings.frontier) if families else None
+            self._found = records, Summary(families, self.settings) if families else None
         return self._found[1]
