@@ -1,12 +1,7 @@
 import functools
 import gc
-import hashlib
-import io
-import pickle
 import shutil
 
-import onnx
-import onnx_ir
 import pytest
 import torch
 from torch.onnx._internal.exporter import _registration
@@ -17,9 +12,6 @@ from export.data import expressions as data
 from export.papers.calculator.train import train_run
 from tests.support.calculators import export_untrained
 from tests.support.task_data import encoded, invoke, make_sentiment, make_transformer, write_model, write_sst2
-
-#: Weights and inputs of a module whose ONNX file is kept: toys, and no pretrained encoder.
-_MOST_KEPT_BYTES = 8 * 2**20
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -45,31 +37,6 @@ def _operators_of_the_exporter():
     with pytest.MonkeyPatch.context() as patch:
         api = _registration.onnxscript_apis
         patch.setattr(api, "get_torchlib_ops", functools.cache(api.get_torchlib_ops))
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _equal_modules_are_exported_once():
-    """Let torch export modules with the same classes, weights and inputs once: a sixth of the exports are repeated."""
-    export, models = torch.onnx.export, {}
-
-    def export_once(module, inputs, **options):
-        written = io.BytesIO()
-        try:
-            torch.save((module, inputs), written)
-        except (pickle.PicklingError, AttributeError, TypeError, RuntimeError):  # of a test's own class
-            return export(module, inputs, **options)
-        if written.tell() > _MOST_KEPT_BYTES:
-            return export(module, inputs, **options)
-        key = hashlib.sha256(written.getbuffer()).digest(), repr(options)
-        if key in models:
-            return torch.onnx.ONNXProgram(onnx_ir.from_proto(onnx.load_model_from_string(models[key])), None)
-        program = export(module, inputs, **options)
-        models[key] = program.model_proto.SerializeToString()  # the caller changes the program
-        return program
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.onnx, "export", export_once)
         yield
 
 
