@@ -10,6 +10,7 @@ from export.estimate.devices import board_mode
 from export.estimate.model import kernels
 from export.estimate.operations import work_of
 from export.estimate.roofline import predict
+from export.models.heads import SequenceClassifier
 from export.models.transformer import LayerShape
 from export.reduce import board
 from export.reduce.board import count_kernels, layer_work, predict_times
@@ -19,6 +20,7 @@ from export.reduce.options import PlanOptions
 from export.reduce.target import parse_target
 from export.training.points import Point
 from tests.support.reduction_data import config, model
+from tests.support.task_data import make_transformer
 
 ORIN = board_mode("orin-nano-super:15W")
 DENSE = LayerShape(4, 16, 128)
@@ -113,6 +115,12 @@ def test_int8_counts_the_products_that_stay_in_fp16(classifier):
     whole = work_of(file, {"inputs": (1, 32), "mask": (1, 32)}, "a model")
     own = layer_work(classifier.transformer.config, DENSE, Point(32), "int8")
     assert own.gflop["int8"] == pytest.approx(whole.gflop["int8"])
+
+
+def test_files_to_count_are_made_of_models_whose_untrained_answers_hardly_differ():
+    alike = SequenceClassifier(make_transformer(seed=5), labels=1).eval()
+    alike.transformer.embeddings.word.weight.data.zero_()
+    assert board._file(alike, [DENSE], "fp16")
 
 
 def test_devices_say_what_their_times_are(classifier, counted, state):
