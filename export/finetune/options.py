@@ -53,7 +53,7 @@ transfer_option = click.option(
     type=click.Path(path_type=Path),
     metavar="TEXTS",
     help="With --teacher, for tasks of texts: a file with an unlabelled text in each line, to which the teacher's "
-    "answers are learnt beside the labels; a task of pairs gets each text before another one.",
+    "answers are learnt beside the labels; a task of pairs gets each text before a similar one.",
 )
 
 

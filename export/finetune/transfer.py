@@ -23,10 +23,15 @@ from export.finetune.objectives import TaskObjective, Teacher
 _SHUFFLES = 1 << 20
 #: Words of the texts that are drawn from a file: as many as most sentences of GLUE have, which also cost little.
 _SHORT = range(4, 21)
+#: A text is paired with one of so many that are nearest among so many texts: the time grows with their product.
+_NEAREST, _BLOCK = 4, 20_000
 
 
 def read_transfer(path: Path, pair: bool, measured: Iterable[Examples], most: int | None = None) -> Examples:
-    """Read a text in each line; for ``pair``, each is put before another one, by turns the next one and any.
+    """Read a text in each line; for ``pair``, each is put before a similar one.
+
+    Of texts drawn at random nearly no two are related, so a teacher has the same answer to all such pairs. By turns it
+    is one of the four nearest by TF-IDF, and the text itself with some words changed.
 
     Args:
         most: take the first texts of 4 to 20 words, so many, without those that models are measured on.
@@ -49,16 +54,43 @@ def read_transfer(path: Path, pair: bool, measured: Iterable[Examples], most: in
         given = Raw(f"{len(shared):,} of {len(texts):,} with text of the hold-out or dev, such as {example!r}")
         fix = "Remove these lines."
         raise DataError(f"texts {path}", given=given, expected="texts that nothing is measured on", fix=fix)
-    rows = _recombined(texts) if pair else tuple((text,) for text in texts)
+    rows = _similar_pairs(texts) if pair else tuple((text,) for text in texts)
     return Examples(rows, np.zeros(len(rows), np.int64))
 
 
-def _recombined(texts: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    others = np.random.default_rng(0).integers(1, len(texts), len(texts))
-    steps = [1 if at % 2 == 0 else int(step) for at, step in enumerate(others)]
-    return tuple(
-        (text, texts[(at + step) % len(texts)]) for at, (text, step) in enumerate(zip(texts, steps, strict=True))
-    )
+def _similar_pairs(texts: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Return each text before a similar one: by turns one of the nearest by TF-IDF, and itself with words changed."""
+    from sklearn.feature_extraction.text import TfidfVectorizer  # takes a second
+    from sklearn.neighbors import NearestNeighbors
+
+    random, pairs = np.random.default_rng(0), list[tuple[str, ...]]()
+    words = [word for text in texts for word in text.split()]
+    for start in range(0, len(texts), _BLOCK):
+        block = texts[start : start + _BLOCK]
+        vectors = TfidfVectorizer(token_pattern=r"\S+", sublinear_tf=True, dtype=np.float32).fit_transform(block)
+        search = NearestNeighbors(n_neighbors=min(1 + _NEAREST, len(block)), metric="cosine").fit(vectors)
+        for at, near in enumerate(search.kneighbors(vectors, return_distance=False)):
+            others = near[near != at]
+            if at % 2 or not len(others):
+                pairs.append((block[at], _changed(block[at], words, random)))
+            else:
+                pairs.append((block[at], block[int(random.choice(others))]))
+    return tuple(pairs)
+
+
+def _changed(text: str, words: Sequence[str], random: np.random.Generator) -> str:
+    """Return a text with up to half of its words left out, replaced by any others, or in another place."""
+    changed = text.split()
+    for _ in range(random.integers(1, max(1, len(changed) // 2) + 1)):
+        at, other = random.integers(len(changed), size=2)
+        change = random.integers(3)
+        if change == 0 and len(changed) > 1:
+            del changed[at]
+        elif change == 1:
+            changed[at] = words[int(random.integers(len(words)))]
+        else:
+            changed[at], changed[other] = changed[other], changed[at]
+    return " ".join(changed)
 
 
 class TransferObjective(TaskObjective):

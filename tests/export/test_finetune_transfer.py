@@ -8,6 +8,7 @@ from edge.errors import UsageError
 from export.cli.finetune import finetune
 from export.data.examples import Examples
 from export.errors import DataError
+from export.finetune import transfer
 from export.finetune.objectives import Teacher
 from export.finetune.recipe import Distillation, Recipe
 from export.finetune.transfer import TransferObjective, read_transfer
@@ -27,14 +28,24 @@ def texts(tmp_path):
     return path
 
 
-def test_pairs_are_neighbours_and_others_by_turns_and_nothing_measured_is_learnt(texts):
-    dev = Examples((("a", "text 7"), ("b", "c")), np.zeros(2))
+def test_pairs_are_similar(texts, monkeypatch):
+    monkeypatch.setattr(transfer, "_BLOCK", 9)  # the last text has no neighbours
+    animals = [f"the {colour} {one} sleeps" for one in ("cat", "dog", "cow") for colour in ("old", "red", "shy")]
+    texts.write_text("\n".join([*animals, "alone"]))
     rows = read_transfer(texts, True, []).texts
-    assert [one for one, _ in rows] == [f"text {number}" for number in range(40)]
-    steps = [(int(other[5:]) - int(one[5:])) % 40 for one, other in rows]
-    assert set(steps[::2]) == {1}
-    assert 0 not in steps
-    assert len(set(steps[1::2])) > 8
+    assert [one for one, _ in rows] == [*animals, "alone"]
+    for number, (one, other) in enumerate(rows[:-1]):
+        assert one != other
+        if number % 2:
+            assert len(set(one.split()) & set(other.split())) >= 2
+        else:
+            assert other in animals
+            assert len(set(one.split()) & set(other.split())) == 3
+    assert rows == read_transfer(texts, True, []).texts
+
+
+def test_nothing_measured_is_learnt(texts):
+    dev = Examples((("a", "text 7"), ("b", "c")), np.zeros(2))
     assert read_transfer(texts, False, []).texts[3] == ("text 3",)
     with pytest.raises(DataError, match=r"got 1 of 40 with text of the hold-out or dev, such as 'text 7'.*Remove"):
         read_transfer(texts, False, [dev])
