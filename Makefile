@@ -29,7 +29,7 @@ quick: .venv/installed
 test: test-workstation test-attacks test-jetpack6 test-jetpack7 test-device
 
 # With COVERAGE=1, the tests leave branch coverage of edge/ behind, of their servers too. Those of export/ are not measured:
-# they add 0.1 % to it, and measuring doubles the time of torch's exporter.
+# they add next to nothing to it, and measuring slows torch's exporter down.
 PYTEST := -m $(if $(COVERAGE),coverage run -m )pytest
 ON_TWO_CORES := --numprocesses=2 --dist=loadfile
 

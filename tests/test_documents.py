@@ -211,8 +211,7 @@ def test_the_predictions_of_layers_are_those_of_today():
     assert record == reduce_tables.predicted(), "python -m export.reduce.tables writes them anew"
 
 
-#: The commands that write documents from committed records; that of ``fewheads frontier`` takes half a minute, see
-#: tests/export/test_papers_frontier.py.
+#: The commands that write documents from committed records.
 WRITERS = (
     *(document, reduce_tables, restoration_tables, backward_tables, calculator_tables, looped_tables, boards, families),
 )

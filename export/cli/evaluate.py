@@ -91,7 +91,7 @@ def evaluate(
         from export.data.evaluation import SOURCES
         from export.report.embeddings.embed import open_embedder
         from export.report.embeddings.evaluate import evaluate as measure
-        from export.report.embeddings.evaluate import foreign
+        from export.report.embeddings.evaluate import space_errors
         from export.report.embeddings.records import encode_records, tables
         from export.report.embeddings.sets import read_sets
 
@@ -103,14 +103,14 @@ def evaluate(
         remark(f"{documents}: {sets.passages.left_out} documents with a sentence of an evaluation set are left out")
     for group in () if only else [group for group in SOURCES if group not in sets.groups]:
         remark(f"{group}: not measured, because {data_dir} lacks {SOURCES[group]}")
-    unmixed = foreign(opened) if "mixed" in sets.groups else {}
-    for error in unmixed.values():
+    other_space = space_errors(opened) if "mixed" in sets.groups else {}
+    for error in other_space.values():
         if "mixed" in only:
             raise error
         remark(f"{error.subject}: not measured, because of {error.given}, where {error.expected} is expected")
     cache = out and out.parent / f".{out.name}.embeddings"
     with all_cores(sets.texts > _MANY_TEXTS), working("embedding") as update:
-        records = measure(opened, sets, cache, update, unmixed=unmixed)
+        records = measure(opened, sets, cache, update, other_space=other_space)
     found = tables(records)
     if out:
         page = [

@@ -91,8 +91,7 @@ def frontier(
 
     On five tasks and several seeds, a teacher is fine-tuned; the dense encoder, the tiers that were restored from it,
     and the layers of one tier without restoration learn its answers, by one recipe; all are exported in FP32 and INT8.
-    Then all files are timed in turns on ONNX Runtime. Writes records.jsonl, report.md and frontier.png. A family takes
-    20 to 60 minutes of a core.
+    Then all files are timed in turns on ONNX Runtime. Writes records.jsonl, report.md and frontier.png.
     """
     if plots:
         new_figure(1, 1, without="give --no-plots")
@@ -106,7 +105,7 @@ def frontier(
     assert model
     assert transfer
     named = {tier.resolve().name: tier for tier in tiers}
-    if len(named) < len(tiers) or named.keys() & {"dense", "teacher"}:
+    if len(named) < len(tiers):
         fix = "Rename their directories, which name the tiers."
         raise UsageError("--tier", given=Raw(", ".join(map(str, tiers))), expected="runs of different names", fix=fix)
     data = {f"the data of {task} in": data_directory(task, data_dir) for task in tasks or AVERAGED}

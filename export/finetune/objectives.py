@@ -29,15 +29,15 @@ _KEPT = torch.bfloat16
 _BATCH = 64
 
 
-class TeacherOutputs(NamedTuple):
-    """Outputs of a teacher or student for a batch or a row, float32, and [N, T, d] or [T, d] of some layers."""
+class OutputsWithStates(NamedTuple):
+    """Outputs of a model for a batch or a row, float32, and [N, T, d] or [T, d] of some layers."""
 
     outputs: Outputs
     states: list[Tensor]
 
 
 class Teacher:
-    """A model whose outputs on a training set are imitated, computed once; several students may share one.
+    """A model whose outputs for some rows are imitated, computed once; several students may share one.
 
     Args:
         layers: indices of the layers whose hidden states are imitated, too.
@@ -61,11 +61,11 @@ class Teacher:
         self._kept = outputs_by_row(model, rows, layers, precision, on_rows) if needed <= most_kept_bytes else None
 
     def outputs(self, rows: Rows) -> list[Outputs]:
-        """Return the outputs for each row of the training set, without padding."""
+        """Return the outputs for each of its rows, without padding."""
         return [row.outputs for row in self._kept or outputs_by_row(self.model, rows, (), self._precision)]
 
-    def outputs_for(self, rows: Array, batch: Batch, layers: Sequence[int]) -> TeacherOutputs:
-        """Return the outputs for rows of the training set, and their batch; ``layers`` are some of the teacher's."""
+    def outputs_for(self, rows: Array, batch: Batch, layers: Sequence[int]) -> OutputsWithStates:
+        """Return the outputs for some of its rows, and their batch; ``layers`` are some of the teacher's."""
         if self._kept is None:
             return self.answer(batch, layers)
         kept, device = [self._kept[row] for row in rows], batch.inputs.device
@@ -74,9 +74,9 @@ class Teacher:
         ]
         columns = zip(*(tensors_of(row.outputs) for row in kept), strict=True)
         padded = [pad_sequence(list(column), True, self.model.padding).to(device) for column in columns]
-        return TeacherOutputs(self.model.joined(padded), states)
+        return OutputsWithStates(self.model.joined(padded), states)
 
-    def answer(self, batch: Batch, layers: Sequence[int]) -> TeacherOutputs:
+    def answer(self, batch: Batch, layers: Sequence[int]) -> OutputsWithStates:
         """Return the outputs for a batch of any rows."""
         with torch.no_grad():  # not inference_mode, whose tensors cannot be saved for the backward pass
             return outputs_with_states(self.model, batch, layers, self._precision)
@@ -147,11 +147,11 @@ class TaskObjective:
         weight = self._recipe.distillation.imitation
         return (1 - weight) * loss + weight * imitation + hidden
 
-    def _student(self, inputs: Batch) -> TeacherOutputs:
+    def _student(self, inputs: Batch) -> OutputsWithStates:
         return outputs_with_states(self.model, inputs, self._student_layers, self._recipe.precision)
 
     def _imitation(
-        self, outputs: Outputs, states: Sequence[Tensor], wanted: TeacherOutputs, mask: Tensor | None
+        self, outputs: Outputs, states: Sequence[Tensor], wanted: OutputsWithStates, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return the distance from a teacher's outputs, and that from its hidden states with its weight."""
         how = self._recipe.distillation
@@ -175,13 +175,13 @@ def outputs_of(model: Head, batch: Batch) -> Outputs:
     return model.joined([tensor.float() for tensor in tensors_of(outputs)])
 
 
-def outputs_with_states(model: Head, batch: Batch, layers: Sequence[int], precision: Precision) -> TeacherOutputs:
+def outputs_with_states(model: Head, batch: Batch, layers: Sequence[int], precision: Precision) -> OutputsWithStates:
     """Return the outputs for a batch in FP32, and the states after some layers in the precision of multiplications."""
     with (
         multiplying_in(precision, batch.inputs.device),
         hidden_states(model.transformer, layers) as states,
     ):
-        return TeacherOutputs(outputs_of(model, batch), states)
+        return OutputsWithStates(outputs_of(model, batch), states)
 
 
 def outputs_by_row(
@@ -190,9 +190,9 @@ def outputs_by_row(
     layers: Sequence[int] = (),
     precision: Precision = "fp32",
     on_rows: Callable[[int, int], None] = lambda done, rows: None,
-) -> list[TeacherOutputs]:
+) -> list[OutputsWithStates]:
     """Return [labels], [T, labels], [width] or two of [T] of each row, and states [T, d] by layer, without padding."""
-    kept: dict[int, TeacherOutputs] = {}
+    kept: dict[int, OutputsWithStates] = {}
     lengths, device = rows.lengths, model_device(model)
     for indices in sorted_batches(lengths, _BATCH):
         batch = rows.batch(indices).to(device)
@@ -206,7 +206,7 @@ def outputs_by_row(
                 for tensor in tensors_of(outputs)
             ]
             of_row = [state[index, :length].to("cpu", _KEPT, copy=True) for state in states]
-            kept[row] = TeacherOutputs(model.joined(cut), of_row)
+            kept[row] = OutputsWithStates(model.joined(cut), of_row)
         on_rows(len(kept), len(lengths))
     return [kept[row] for row in range(len(lengths))]
 

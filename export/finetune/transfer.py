@@ -31,14 +31,14 @@ def read_transfer(path: Path, pair: bool, measured: Iterable[Examples], most: in
     """Read a text in each line; for ``pair``, each is put before a similar one.
 
     Of texts drawn at random nearly no two are related, so a teacher has the same answer to all such pairs. By turns it
-    is one of the four nearest by TF-IDF, and the text itself with some words changed.
+    is one of the four nearest by TF-IDF, and the text itself with up to half of its words changed.
 
     Args:
         most: take the first texts of 4 to 20 words, so many, without those that models are measured on.
 
     Raises:
-        DataError: as :func:`export.data.unlabelled.read_texts`; or a text, or a sentence of it, is one that models are
-            measured on.
+        DataError: as :func:`export.data.unlabelled.read_texts`; none is short enough; or a text, or a sentence of it,
+            is one that models are measured on.
     """
     texts = [text for (text,) in read_texts(path, pair=False)]
     if most:
@@ -49,6 +49,9 @@ def read_transfer(path: Path, pair: bool, measured: Iterable[Examples], most: in
     shared = {text: None for text, has in zip(texts, within, strict=True) if has or text in known}
     if most:
         texts = [text for text in texts if text not in shared][:most]
+        if len(texts) < 2:
+            given, expected = Raw(f"{len(texts)} lines of 4 to 20 words"), "two at least"
+            raise DataError(f"texts {path}", given=given, expected=expected, fix="Give a sentence in each line.")
     elif shared:
         example = next(iter(shared))[:60]
         given = Raw(f"{len(shared):,} of {len(texts):,} with text of the hold-out or dev, such as {example!r}")
@@ -79,7 +82,10 @@ def _similar_pairs(texts: Sequence[str]) -> tuple[tuple[str, ...], ...]:
 
 
 def _changed(text: str, words: Sequence[str], random: np.random.Generator) -> str:
-    """Return a text with up to half of its words left out, replaced by any others, or in another place."""
+    """Return a text with up to half of its words left out, replaced by any others, or in another place.
+
+    A few texts stay as they are, where the words are equal or change places twice.
+    """
     changed = text.split()
     for _ in range(random.integers(1, max(1, len(changed) // 2) + 1)):
         at, other = random.integers(len(changed), size=2)

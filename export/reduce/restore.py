@@ -56,8 +56,8 @@ class RestorationRecipe(recipe.Recipe, frozen=True, kw_only=True):
 
     Attributes:
         epochs: parts of the training, of equal length, after each of which the students are measured.
-        min_delta: keeps the last epoch of all students, whatever their scores: the learning rate ends at zero, and the
-            best mean of a family is not the best of each.
+        min_delta: minus infinity, so that all students keep their last epoch, whatever their scores: the learning rate
+            ends at zero, and the best mean of a family is not the best of each.
         passes: over the texts; a part of one is allowed.
         batch_size: texts.
         max_length: tokens of a text; longer ones are cut.

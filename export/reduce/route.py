@@ -184,9 +184,9 @@ def route_run(full: str | Path, lean: str | Path, data_dir: str | Path, cost_rat
         return _Split(split, items, ours.answers != theirs.answers, margins(ours.logits), features)
 
     splits = task.examples(data_dir)
-    fits = task.held(splits.holdout, data_dir, 0.5, _HALVES_SEED)
+    chooses = task.held(splits.holdout, data_dir, 0.5, _HALVES_SEED)
     both = prepared(HOLDOUT, splits.holdout)
-    fitting, choosing = both.take("fitting half", fits), both.take(CHOOSING, ~fits)
+    fitting, choosing = both.take("fitting half", ~chooses), both.take(CHOOSING, chooses)
     enough = np.maximum(fitting.items.lean_right, 1 - fitting.items.full_right)  # lean is right, or both are wrong
     router = Router(fitting.features, enough)
     candidates = [(policy, value) for policy in choosing.policies(router) for value in thresholds(policy)]

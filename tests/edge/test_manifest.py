@@ -133,6 +133,7 @@ BROKEN = [
             {"postprocess": TEXT.postprocess},
             {"outputs": logits("FP64", -1, 2)},
             {"outputs": logits("FP32", -1, 2, 2)},
+            {"outputs": logits("FP32", -1, -1)},
             {"outputs": (*logits("FP32", -1, 2), *logits("FP32", -1, 2, name="more"))},
         )
     ),

@@ -42,10 +42,14 @@ def _operators_of_the_exporter():
 
 @pytest.fixture(autouse=True, scope="session")
 def _rare_collections():
-    """Let Python look for garbage more rarely: a twelfth of the time of an export."""
+    """Let Python look for garbage more rarely, because torch's exporter makes many objects that stay."""
+    before = gc.get_threshold()
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

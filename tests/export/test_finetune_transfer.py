@@ -62,6 +62,14 @@ def test_short_texts_are_drawn_without_those_that_are_measured(texts):
     assert read_transfer(texts, False, [dev], most=3).texts == ((lines[0],), (lines[2],), (lines[3],))
 
 
+def test_texts_that_are_all_too_long_are_refused(texts):
+    texts.write_text("\n".join(f"{number} " + "many words " * 15 for number in range(3)))
+    with pytest.raises(
+        DataError, match=r"got 0 lines of 4 to 20 words, expected two at least\. Give a sentence in each"
+    ):
+        read_transfer(texts, False, [], most=3)
+
+
 def test_answers_that_were_computed_before_give_the_same_loss():
     rows, further, teacher = encoded(make_sentiment(64)), encoded(make_sentiment(80, seed=5)), make_classifier()
     losses = []

@@ -23,7 +23,7 @@ from export.finetune.run import TASKS, save_run, task_of
 from export.importing.run import import_run
 from export.models.transformer import LayerShape
 from export.papers.experiment import RECORDS, SETTINGS
-from export.papers.frontier.family import best_dense, inputs_of, train
+from export.papers.frontier.family import best_dense, cut_out, inputs_of, train
 from export.papers.frontier.records import (
     DENSE,
     DENSE_RUNS,
@@ -83,8 +83,8 @@ def family(task, seed, wrong):
     here = Processor("Z80", ())
     answered = Answered(
         task=task, seed=seed, dense=DENSE, holdout={DENSE: 0.9}, holdout_items=10, items=ITEMS, mean_tokens=12.0,
-        dim=384, layers={run: (LayerShape(12, 32, 1536),) for run, _ in wrong}, file_bytes=dict.fromkeys(names, 1000),
-        processor=here, answers=encoded(answers, targets),
+        dim=384, layers={run: (LayerShape(12, 32, 1536),) * 6 for run, _ in wrong},
+        file_bytes=dict.fromkeys(names, 1000), processor=here, answers=encoded(answers, targets),
     )  # fmt: skip
     return answered, Timed(speedups, speedups, speedups, ITEMS, here)
 
@@ -161,7 +161,7 @@ def test_a_report_needs_the_records_alone(tmp_path):
         r"\| 3x \| fp32 \| [^|]+\| [^|]+\| [^|]+\|  \|  \| -1\.0 \(",
     ):
         assert re.search(f"^{row}", report, re.MULTILINE), row
-    assert f"TensorRT on orin ({PREDICTION})" in report
+    assert f"for orin ({PREDICTION})" in report
     assert "are without RTE, where the dense model is not significantly better than chance, unless" in report
     assert "intervals over items and seeds." in report
     assert (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")
@@ -243,6 +243,8 @@ def write_tiers(root, heads, kept):
     for name, numbers in kept.items():
         shapes = [small if number in numbers else None for number in range(len(dense))]
         cut = apply_plan(found.head, rows, plan_of(found.transformer.config, shapes)).model
+        for layer in cut.transformer.layers:  # as a restoration moves them
+            layer.attention.q_proj.weight.data *= 1.01
         save_run(
             *(task_of(found, root / "dense"), root / "tiers" / name, cut),
             msgspec.structs.replace(found.architecture, transformer=cut.transformer.config),
@@ -272,14 +274,12 @@ def test_a_family_is_trained_from_restored_encoders(encoders, tmp_path, device):
     with watching("family") as watch:
         train(family, inputs_of(family, sources), tmp_path, watch)
     assert {path.name for path in tmp_path.iterdir()} == {DENSE, TEACHER, "2x", "2x-not-restored"}
-    # All but the teacher read the text, and keep the embeddings of the dense encoder.
-    kept = open_model(encoders / "dense").transformer.embeddings.state_dict()
     for name, layers in {TEACHER: 4, DENSE: 4, "2x": 2, "2x-not-restored": 2}.items():
-        found = open_model(tmp_path / name).transformer
-        assert found.config.layers == (LayerShape(2, 16, 64 if layers == 4 else 48),) * layers
-        same = all(kept[key].equal(value) for key, value in found.embeddings.state_dict().items())
-        read = "text of texts.txt" in read_config(tmp_path / name).provenance.data
-        assert same == read == (name != TEACHER)
+        assert open_model(tmp_path / name).transformer.config.layers == (
+            (LayerShape(2, 16, 64 if layers == 4 else 48),) * layers
+        )
+        # All but the teacher read the text.
+        assert ("text of texts.txt" in read_config(tmp_path / name).provenance.data) == (name != TEACHER)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with watching("family") as watch:
         train(family, inputs_of(family, sources), tmp_path, watch)
@@ -320,6 +320,46 @@ def test_a_tier_was_restored_from_the_dense_encoder(encoders, tmp_path):
     ):
         with pytest.raises(UsageError, match=f"--tier {run}: got {given}, expected one that was "):
             settings_of(frozen({}, ["SST-2"]), sources_of(encoders)._replace(model=model, tiers={"2x": run}))
+    # Alike but for the recorded space, and but for the layers of what the tier was cut from.
+    for changes in ({"space": "0" * 16}, {"planned": {"original_layers": 2}}):
+        run = shutil.copytree(tier, tmp_path / next(iter(changes)))
+        config = json.loads((run / "config.json").read_bytes())
+        for name, value in changes.items():
+            config[name] = config[name] | value if isinstance(value, dict) else value
+        (run / "config.json").write_text(json.dumps(config))
+        with pytest.raises(UsageError, match=f"--tier {run}: got one that was restored from another encoder"):
+            settings_of(frozen({}, ["SST-2"]), sources_of(encoders)._replace(tiers={"2x": run}))
+
+
+def test_tiers_have_names_of_their_own_and_one_device(encoders, tmp_path):
+    for name, other in (("2x-not-restored", "2x"), ("onnx", "onnx"), ("teacher", "2x")):
+        sources = sources_of(encoders)._replace(
+            tiers={name: encoders / "tiers" / "1.3x", other: encoders / "tiers" / "2x"}
+        )
+        with pytest.raises(
+            UsageError, match=rf"--tier: got '{name}', expected none of .*dense.*\. Rename its directory"
+        ):
+            small_settings(sources)
+    run = shutil.copytree(encoders / "tiers" / "2x", tmp_path / "2x")
+    config = json.loads((run / "config.json").read_bytes())
+    config["planned"] |= {"device": "this", "label": "measured"}
+    (run / "config.json").write_text(json.dumps(config))
+    sources = sources_of(encoders)
+    with pytest.raises(UsageError, match=r"--tier: got plans for .* and this \(measured\), expected one device"):
+        small_settings(sources._replace(tiers={**sources.tiers, "2x": run}))
+
+
+def test_the_control_has_the_layers_of_the_dense_encoder(encoders, tmp_path):
+    sources = sources_of(encoders, "2x")
+    family = Family(small_settings(sources), "SST-2", 0)
+    cut_out(family, inputs_of(family, sources), sources.tiers["2x"], tmp_path / "cut")
+    dense, tier, cut = (
+        [layer.attention.q_proj.weight for layer in open_model(run).transformer.layers]
+        for run in (encoders / "dense", encoders / "tiers" / "2x", tmp_path / "cut")
+    )
+    for number, weights in zip((0, 3), cut, strict=True):
+        assert weights.equal(dense[number])
+        assert not any(weights.equal(other) for other in tier)
 
 
 @pytest.fixture

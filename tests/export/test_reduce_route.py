@@ -15,6 +15,7 @@ from export.errors import CheckpointError
 from export.finetune.models import open_tuned
 from export.finetune.predictions import encode_predictions, read_predictions
 from export.finetune.text_tasks import TASKS
+from export.reduce import route
 from export.reduce.route import Router, pooled_embeddings
 from export.reduce.routing import (
     Correctness,
@@ -167,6 +168,21 @@ def test_halves_of_a_hold_out_keep_sentences_and_sources_together(tmp_path):
     of_source = [sources[[source == f"s{number}" for source, _ in rows]] for number in range(40)]
     assert sum(held.all() for held in of_source) == 10  # half of what is held out
     assert sources.mean() == 0.5
+
+
+def test_the_half_that_chooses_is_new_to_the_half_that_fits(arguments, monkeypatch):
+    halves, take = {}, route._Split.take
+
+    def taken(split, name, rows):
+        halves[name] = rows
+        return take(split, name, rows)
+
+    monkeypatch.setattr(route._Split, "take", taken)
+    invoke(command, *arguments)
+    data_dir = arguments[arguments.index("--data-dir") + 1]
+    held = TASKS["SST-2"].held(TASKS["SST-2"].examples(data_dir).holdout, data_dir, 0.5, route._HALVES_SEED)
+    assert (halves["choosing half"] == held).all()
+    assert (halves["fitting half"] == ~held).all()
 
 
 def test_dev_decides_nothing(place, arguments, tmp_path):

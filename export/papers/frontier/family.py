@@ -39,6 +39,7 @@ from export.papers.frontier.records import (
     DENSE_RUNS,
     FP32,
     INT8,
+    ONNX_FILES,
     STATIC,
     TEACHER,
     Answered,
@@ -95,11 +96,11 @@ def train(family: Family, inputs: Inputs, directory: Path, watch: Watch) -> None
     for name, source in {DENSE: inputs.sources.model, **inputs.sources.tiers}.items():
         runs.imitate(name, source)
     for name in family.controls:
-        cut = directory / f"{name}-cut"
+        cut = directory / family.settings.cut_run
         if not runs.has(name):
             cut_out(family, inputs, inputs.sources.tiers[family.settings.control], cut)
             runs.imitate(name, cut)
-            shutil.rmtree(cut)
+        shutil.rmtree(cut, ignore_errors=True)
 
 
 def cut_out(family: Family, inputs: Inputs, tier: Path, directory: Path) -> None:
@@ -219,7 +220,7 @@ def answer(family: Family, inputs: Inputs, directory: Path, watch: Watch) -> Ans
 
 def file_of(directory: Path, key: Key) -> Path:
     """Return the ONNX file of a run in a precision."""
-    return directory / "onnx" / f"{'.'.join(key)}.onnx"
+    return directory / ONNX_FILES / f"{'.'.join(key)}.onnx"
 
 
 def time_files(answered: Answered, inputs: Inputs, directory: Path, watch: Watch) -> Timed:

@@ -34,6 +34,8 @@ Key: TypeAlias = "tuple[str, str]"
 #: The committed settings, frozen before any of the published runs saw dev.
 FROZEN = Path(__file__).with_name("settings.json")
 DENSE, TEACHER = "dense", "teacher"
+#: The directory of a family's ONNX files, beside its runs.
+ONNX_FILES = "onnx"
 #: Files of an encoder.
 _MODEL = ("*.json", "*.safetensors")
 #: The dense runs. The baseline is the best of them on the hold-out, of equals the first.
@@ -62,8 +64,7 @@ class FrontierSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         dropout: of the teacher's training.
-        learning_rate, average, distillation: of tiers, control and distilled dense model; see :class:`Recipe`. Their
-            embeddings stay those of the dense encoder, as in a restoration.
+        learning_rate, average, distillation: of tiers, control and distilled dense model; see :class:`Recipe`.
         transfer_texts: how many are drawn from the file of unlabelled text.
         control_seeds: families of each task that have the control, the first ones.
         precision: of all trainings; ``--precision`` sets it.
@@ -85,8 +86,7 @@ class FrontierSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def imitating(self, task: TaskSettings) -> Recipe:
         """Return the recipe of all others."""
-        how = {"average": self.average, "distillation": self.distillation, "frozen_embeddings": True}
-        return self._recipe(task.epochs, self.learning_rate, **how)
+        return self._recipe(task.epochs, self.learning_rate, average=self.average, distillation=self.distillation)
 
     def _recipe(self, epochs: int, rate: float, **options: Any) -> Recipe:
         return Recipe(epochs=epochs, peak_learning_rate=rate, precision=self.precision, **options)
@@ -122,6 +122,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def control_run(self) -> str:
         """The name of the control's run."""
         return f"{self.control}-not-restored"
+
+    @property
+    def cut_run(self) -> str:
+        """The name of the control's run before its training."""
+        return f"{self.control_run}-cut"
 
 
 class Sources(NamedTuple):
@@ -179,7 +184,8 @@ def settings_of(
         control: name of a tier; None is the second one, or the only one.
 
     Raises:
-        UsageError: a tier was not restored from the dense encoder, or the control is none of them.
+        UsageError: a tier was not restored from the dense encoder, or has the name of another run; tiers are planned
+            for several devices; or the control is none of them.
     """
     for task in frontier.tasks:
         for split in ("train", *TASKS[task].dev):
@@ -190,10 +196,15 @@ def settings_of(
         expected = f"one of {', '.join(names)}"
         raise UsageError("--control", given=control, expected=expected, fix="Name a directory of --tier.")
     dense = open_model(sources.model)
-    return Settings(
+    tiers = {name: Tier(digest(run, *_MODEL), _planned(run, dense)) for name, run in sources.tiers.items()}
+    devices = sorted({f"{tier.planned.device} ({tier.planned.label})" for tier in tiers.values()})
+    if len(devices) > 1:
+        fix = "Give runs of one family, or reduce again with the same --for."
+        raise UsageError("--tier", given=Raw(f"plans for {' and '.join(devices)}"), expected="one device", fix=fix)
+    settings = Settings(
         frontier=frontier,
         model=digest(sources.model, *_MODEL),
-        tiers={name: Tier(digest(run, *_MODEL), _planned(run, dense)) for name, run in sources.tiers.items()},
+        tiers=tiers,
         control=control,
         transfer=sha256(sources.transfer.read_bytes()),
         data={task: digest(sources.data_dir / DATA[task].directory, "train.tsv", "dev.tsv") for task in frontier.tasks},
@@ -201,6 +212,11 @@ def settings_of(
         device=device,
         split=SPLIT,
     )
+    taken = {DENSE, TEACHER, ONNX_FILES, settings.control_run, settings.cut_run}
+    if reserved := sorted(taken & tiers.keys()):
+        expected = f"none of {', '.join(sorted(taken))}, which are names of other runs"
+        raise UsageError("--tier", given=reserved[0], expected=expected, fix="Rename its directory, which names it.")
+    return settings
 
 
 def _planned(run: Path, dense: OpenedModel) -> Planned:
@@ -216,10 +232,11 @@ def _planned(run: Path, dense: OpenedModel) -> Planned:
     both = (one.transformer.embeddings.state_dict() for one in (dense, tier))
     (ours, theirs), spaces = both, {space for one in (dense, tier) if (space := space_of(one))}
     same = ours.keys() == theirs.keys() and all(ours[name].equal(theirs[name]) for name in ours)
-    if not same or len(spaces) > 1:
+    planned = tier.config.planned
+    if not same or len(spaces) > 1 or planned.original_layers != len(dense.transformer.config.layers):
         given = Raw("one that was restored from another encoder")
         raise UsageError(subject, given=given, expected="one that was restored from --model", fix=fix)
-    return tier.config.planned
+    return planned
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):

@@ -59,7 +59,7 @@ class _Ranks(NamedTuple):
     documents: int
 
 
-def foreign(runs: Sequence[EmbeddingRun]) -> dict[str, UsageError]:
+def space_errors(runs: Sequence[EmbeddingRun]) -> dict[str, UsageError]:
     """Return why runs do not have the embedding space of the first, by name: by their records and embeddings."""
     original, texts = runs[0], [text for (text,) in sample_texts(pair=False)]
     wanted = embed(original, texts, None)
@@ -89,16 +89,16 @@ def evaluate(
     cache: Path | None,
     on_texts: Callable[[int, int, str], None] = lambda done, texts, run: None,
     *,
-    unmixed: Collection[str] = (),
+    other_space: Collection[str] = (),
 ) -> list[RunRecord]:
     """Measure runs, the first of which is the original that the others are compared with.
 
     Args:
         cache: directory for the embeddings; None keeps none.
         on_texts: called with the texts that are embedded, all of them, and the name of the run.
-        unmixed: names of runs that are not measured in a mixed index, such as :func:`foreign` ones.
+        other_space: names of runs that are not measured in a mixed index, such as those of :func:`space_errors`.
     """
-    mixed = {run.name for run in runs} - {*unmixed} if "mixed" in sets.groups else set()
+    mixed = {run.name for run in runs} - {*other_space} if "mixed" in sets.groups else set()
     done = 0
     base: dict[tuple[str, str, str], Sample] = {}
     records, original = [], None
