@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 
 from export.report.table import Table, with_tables, write_pages
+from export.training.intervals import over_seeds, with_interval
 
 PAGE = Path(__file__).with_name("RESULTS.md")
 _RECORDS = PAGE.parent / "results" / "restoration.jsonl"
@@ -31,18 +33,18 @@ class LayerSize(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HeldOutMeasure(msgspec.Struct, frozen=True, array_like=True):
-    """Distance from the original on text that was held out, after a step: mean cosine, error of hidden states."""
+    """Distance from the original on text that was held out, after a step: mean cosine, perhaps hidden states' error."""
 
     step: int
     cosine: float
-    hidden: float
+    hidden: float | None
 
 
 class RestorationRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A restored encoder.
 
     Attributes:
-        stage: ``recipes`` or ``race``.
+        stage: ``recipes``, ``race`` or ``seeds``.
         student: its name in the stage.
         choice: how the layers were chosen.
         plan: the shape of each original layer; None is left out.
@@ -98,7 +100,7 @@ def pages() -> dict[Path, str]:
     """Return RESULTS.md with its tables made from the records."""
     lines = _RECORDS.read_bytes().splitlines()
     records = [msgspec.json.decode(line, type=RestorationRecord) for line in lines]
-    tables = {"race": _race(records), "recipes": _recipes(records)}
+    tables = {"race": _race(records), "seeds": _seeds(records), "recipes": _recipes(records)}
     by_record = {f"export/reduce/results/{_RECORDS.name}#{name}": table for name, table in tables.items()}
     return {PAGE: with_tables(PAGE.read_text(), "python -m export.reduce.restoration_tables", by_record)}
 
@@ -113,6 +115,28 @@ def _race(records: Sequence[RestorationRecord]) -> Table:
         rows.append((target, one.choice, one.layers, *faster, f"{one.before:.3f}", *_reached(one)))
     heads = ("for", "choice", "layers: heads x width, units", "times faster, 32 tokens", "128", "cosine before")
     return Table("", (*heads, "restored", "STS-B train"), rows, 3)
+
+
+def _seeds(records: Sequence[RestorationRecord]) -> Table:
+    groups = defaultdict[tuple[float, str], list[RestorationRecord]](list)
+    for one in records:
+        if one.stage == "seeds":
+            groups[one.target, one.choice].append(one)
+    rows = []
+    for (target, choice), runs in sorted(groups.items(), key=lambda group: (group[0][0], -group[1][0].cosine)):
+        faster = (f"{runs[0].predicted_speedups[tokens]:.2f}" for tokens in ("32", "128"))
+        cosine = _mean([run.cosine for run in runs], "{:.4f}")
+        similarity = _mean([run.stsb_train for run in runs], "{:.1f}")
+        pairs = zip(runs, groups[target, "search"], strict=True)
+        ahead = "" if choice == "search" else _mean([run.cosine - other.cosine for run, other in pairs], "{:+.4f}")
+        rows.append((f"{target:g}×", choice, runs[0].layers, *faster, len(runs), cosine, similarity, ahead))
+    heads = ("for", "choice", "layers: heads x width, units", "times faster, 32 tokens", "128", "seeds")
+    return Table("", (*heads, "cosine", "STS-B train", "cosine ahead of the search"), rows, 3)
+
+
+def _mean(values: Sequence[float], form: str) -> str:
+    mean = over_seeds(values)
+    return with_interval(mean.value, mean.interval, form.format)
 
 
 def _recipes(records: Sequence[RestorationRecord]) -> Table:
