@@ -82,6 +82,10 @@ class Encoded(msgspec.Struct, frozen=True):
     def contents(self) -> Iterable[Array]:
         return self.lengths, *self.tokens, *self.segments, self.targets
 
+    def first(self, number: int) -> Encoded:
+        """Return the first rows."""
+        return Encoded(self.tokens[:number], self.segments[:number], self.targets[:number])
+
     def batch(self, rows: Array) -> Batch:
         """Return rows, padded with zeros to the longest of them."""
         longest = max(len(self.tokens[row]) for row in rows)

@@ -72,12 +72,10 @@ def _similar_pairs(texts: Sequence[str]) -> tuple[tuple[str, ...], ...]:
         block = texts[start : start + _BLOCK]
         vectors = TfidfVectorizer(token_pattern=r"\S+", sublinear_tf=True, dtype=np.float32).fit_transform(block)
         search = NearestNeighbors(n_neighbors=min(1 + _NEAREST, len(block)), metric="cosine").fit(vectors)
-        for at, near in enumerate(search.kneighbors(vectors, return_distance=False)):
-            others = near[near != at]
-            if at % 2 or not len(others):
-                pairs.append((block[at], _changed(block[at], words, random)))
-            else:
-                pairs.append((block[at], block[int(random.choice(others))]))
+        nearest = search.kneighbors(vectors[::2], return_distance=False)
+        for at, text in enumerate(block):
+            others = [other for other in nearest[at // 2] if other != at] if at % 2 == 0 else []
+            pairs.append((text, block[int(random.choice(others))] if others else _changed(text, words, random)))
     return tuple(pairs)
 
 

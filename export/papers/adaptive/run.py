@@ -133,10 +133,9 @@ class Mechanisms(Experiment[Record]):
             raise UsageError(f"{run}", given=given, expected=expected, fix=fix)
         self.settings: Settings = Settings(sha256((run / WEIGHTS).read_bytes()), recipe, limit, seeds)
         data = prepare(task, data_dir, task.reader(run), max_length=architecture.max_length, limit=limit)
-        learnt, number = cast(Encoded, data.train), CALIBRATION_EXAMPLES
         self._dense, self._task, self._data = model, task, data
         self._dev = next(iter(data.dev.values()))
-        self._calibration = Encoded(learnt.tokens[:number], learnt.segments[:number], learnt.targets[:number])
+        self._calibration = cast(Encoded, data.train).first(CALIBRATION_EXAMPLES)
         # The median of dev, because SST-2's hold-out is phrases like its training set.
         longest = min(_LONG_TOKENS, model.transformer.config.max_positions)
         self._lengths = int(np.median(self._dev.lengths)), longest

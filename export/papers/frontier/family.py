@@ -112,13 +112,12 @@ def cut_out(family: Family, inputs: Inputs, tier: Path, directory: Path) -> None
     architecture = inputs.task.architecture(config, inputs.data.labels, family.settings.frontier.max_length)
     shapes = dict(zip(planned.kept, like.transformer.config.layers, strict=True))
     plan = plan_of(config, [shapes.get(number) for number in range(len(config.layers))])
-    learnt, most = inputs.data.train, CALIBRATION_EXAMPLES
-    assert isinstance(learnt, Encoded)
-    some = Encoded(learnt.tokens[:most], learnt.segments[:most], learnt.targets[:most])
-    cut = apply_plan(with_head(found, architecture, family.seed), some, plan).model
+    assert isinstance(inputs.data.train, Encoded)
+    calibration = inputs.data.train.first(CALIBRATION_EXAMPLES)
+    cut = apply_plan(with_head(found, architecture, family.seed), calibration, plan).model
     save_run(
         *(inputs.task, directory, cut),
-        inputs.task.architecture(cut.transformer.config, inputs.data.labels, family.settings.frontier.max_length),
+        msgspec.structs.replace(architecture, transformer=cut.transformer.config),
         inputs.reader,
         predict_splits(inputs.task, cut, inputs.data, final=False),
         record=provenance(trainer=f"layers of {inputs.sources.model.name}", data=inputs.task.origin, seed=family.seed),
