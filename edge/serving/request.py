@@ -30,7 +30,18 @@ _VARINT, _LENGTH_DELIMITED = 0, 2
 _FIXED_BYTES: Final = {1: 8, 3: 0, 4: 0, 5: 4}
 #: Fields of a ModelInferRequest, of an input in it, and of the typed contents of that.
 _INPUTS, _SHAPE, _CONTENTS, _VARINTS = 5, 3, 5, range(1, 6)
-_ENTERED: Final = {_INPUTS, _SHAPE, _CONTENTS, *_VARINTS}
+_ENTERED: Final = {_INPUTS, _SHAPE, _CONTENTS, *_VARINTS, 6}
+#: Fields that are never large, by path: a parser copies each of them more than once.
+_SMALL: Final = {
+    (1,): "model_name",
+    (2,): "model_version",
+    (3,): "id of the request",
+    (4,): "parameter of the request",
+    (6,): "requested output",
+    (_INPUTS, 1): "input name",
+    (_INPUTS, 2): "input datatype",
+    (_INPUTS, 4): "parameter of an input",
+}
 #: Values of parameters by name; None where the client sets no value.
 Values = Mapping[str, bool | int | float | str | None]
 
@@ -125,10 +136,10 @@ def check_name(subject: str, name: str) -> None:
 
 
 def check_message(data: bytes) -> None:
-    """Raise an InvalidRequest for a serialized ModelInferRequest of far more parts than a request has.
+    """Raise an InvalidRequest for a serialized ModelInferRequest with far more or longer parts than a request has.
 
     A parser would make objects of all of them, in seconds for 60 MiB, before any limit of a model applies. No message
-    up to SMALL_BYTES has so many. What is no protobuf passes.
+    up to SMALL_BYTES has such parts. What is no protobuf passes.
     """
     _PartCounter(data).count(0, len(data), ())
 
@@ -174,6 +185,9 @@ class _PartCounter:
             self._numbers += int(np.count_nonzero(last_bytes))
             if self._numbers > _MOST_NUMBERS:
                 raise _refused(f"more than {_MOST_NUMBERS} typed numbers", f"at most {_MOST_NUMBERS}")
+        elif (subject := _SMALL.get(path)) and end - start > SMALL_BYTES:
+            given, expected = Raw(f"{end - start} bytes"), f"at most {SMALL_BYTES}"
+            raise InvalidRequest(subject, given=given, expected=expected, fix="Send a shorter one.")
 
     def _add(self, parts: int) -> None:
         self._parts += parts

@@ -19,7 +19,7 @@ RESIDUES = {
     ("unfinished-messages-without-token", "grpcio"): (
         "1 GB of messages that gRPC's core buffers before anyone asks for them", "grpc/grpc#29836"
     ),
-    ("large-ids-that-wait", "grpcio"): (f"1.4 GB and waits of 4 s, {_COPIES}", "grpc/grpc#10597"),
+    ("large-ids-that-wait", "grpcio"): (f"0.8 GB and waits of 0.6 s, {_COPIES}", "grpc/grpc#10597"),
     ("texts-that-are-too-many", "grpcio"): (f"0.7 GB and waits of 2 s, {_COPIES}", "grpc/grpc#10597"),
 }  # fmt: skip
 

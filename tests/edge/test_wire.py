@@ -283,6 +283,28 @@ def test_parts_of_a_message_are_limited(most, more, message):
         check_message(more().SerializeToString())
 
 
+LARGE = "x" * (SMALL_BYTES + 1)
+LARGE_PARAMETER = {"p": pb.InferParameter(string_param=LARGE[:-9])}
+
+
+@pytest.mark.parametrize(
+    ("subject", "fields"),
+    [
+        ("model_name", {"model_name": LARGE}),
+        ("model_version", {"model_version": LARGE}),
+        ("id of the request", {"id": LARGE}),
+        ("parameter of the request", {"parameters": LARGE_PARAMETER}),
+        ("requested output", {"outputs": [{"name": LARGE[:-4]}]}),
+        ("input name", {"inputs": [{"name": LARGE}]}),
+        ("input datatype", {"inputs": [{"datatype": LARGE}]}),
+        ("parameter of an input", {"inputs": [{"parameters": LARGE_PARAMETER}]}),
+    ],
+)
+def test_parts_that_are_never_large_are_refused_before_they_are_copied(subject, fields):
+    with pytest.raises(InvalidRequest, match=f"^{subject}: got 6553. bytes, expected at most 65536. Send a shorter"):
+        check_message(pb.ModelInferRequest(**fields).SerializeToString())
+
+
 def test_nothing_hides_the_parts_behind_it():
     inputs = with_inputs(MOST_PARTS + 1).SerializeToString()
     group = bytes([15 << 3 | 3, 15 << 3 | 4])
