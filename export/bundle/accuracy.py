@@ -78,8 +78,7 @@ def int8_measures(
 
     Args:
         names: see :func:`outputs_by_row`.
-        recorded: predictions in FP32 by split, for paired differences to them; for a split without them, the tier's
-            file in FP32 or FP16 is measured, too. None for an imported model.
+        recorded: predictions in FP32 by split, for paired differences to them; None for an imported model.
     """
 
     def predicted(one: ExportedArtifact, rows: Rows) -> Predicted:
@@ -92,13 +91,7 @@ def int8_measures(
 
     measures: list[Measure] = []
     for split, rows in splits.items():
-        fp32 = recorded.get(split) if recorded is not None else None
-        if recorded is not None and fp32 is None:
-            plain = next(one for one in exported if one.artifact.precision != "int8")
-            measured = predicted(plain, rows)
-            assert isinstance(measured, Predictions)
-            fp32 = measured
-            measures += in_tier(fp32.measures(task.metrics, split), tier)
+        fp32 = recorded[split] if recorded else None
         for one in exported:
             if one.artifact.precision != "int8":
                 continue

@@ -24,7 +24,7 @@ from export.bundle.clients import (
     text_inputs,
 )
 from export.bundle.exportable import Contents, ExportedArtifact, File, OnRows
-from export.bundle.exported import RUNTIMES, int8_tier
+from export.bundle.exported import RUNTIMES
 from export.bundle.tier_files import export_tier, files_of, tiers_of
 from export.data.examples import HOLDOUT, Examples, drawn, limited, split_holdout
 from export.data.images import ImageFolder, Images, ImageShape, image_step
@@ -41,7 +41,6 @@ from export.importing.image_processor import sample_images
 from export.models.convert import golden_of
 from export.models.heads import Head, tensors_of
 from export.quantize.calibration import CALIBRATION_ROWS
-from export.quantize.training import trained_ranges
 from export.training.points import MAX_BATCH_SIZE
 from export.training.provenance import provenance
 
@@ -101,10 +100,7 @@ class Classifiers(NamedTuple):
         for run in opened:
             model = _WithOffsets(run.head) if by_token else run.head
             golden, golden_file = golden_of(model, inputs.golden, names), f"{run.tier}.golden.npz"
-            trained = trained_ranges(run.opened.int8) or None
-            exported = export_tier(
-                model, golden, inputs.calibration, name=run.tier, runtimes=self.artifacts, trained=trained
-            )
+            exported = export_tier(model, golden, inputs.calibration, name=run.tier, runtimes=self.artifacts)
             files |= {golden_file: replaced(golden, raw=inputs.raw), **files_of(exported)}
             tiers += tiers_of(run.tier, exported, golden_file, run.space)
             measures += source.measures(run, exported, on_rows)
@@ -166,24 +162,19 @@ class _FineTuned:
         return image_inputs(image_step(shape.size, shape.channels), files, list(pixels))
 
     def measures(self, run: _Run, exported: Sequence[ExportedArtifact], on_rows: OnRows | None) -> list[Measure]:
-        """Return the recorded measures of a run, and if ``on_rows`` is given, those of its files in INT8.
-
-        What a run that was trained for INT8 has recorded is of INT8, so its other file is measured, too.
-        """
-        trained, task = bool(run.opened.int8), self.task
-        recorded_of = run.opened.metrics.measures if run.opened.metrics else ()
-        measures = in_tier(recorded_of, int8_tier(run.tier) if trained else run.tier)
+        """Return the recorded measures of a run, and if ``on_rows`` is given, those of its files in INT8."""
+        task = self.task
+        measures = in_tier(run.opened.metrics.measures if run.opened.metrics else (), run.tier)
         if on_rows is None:
             return measures
         length = run.architecture.max_length
         every = task.prepare(self._data_dir, task.reader(run.path), max_length=length, limit=None).measured
         known = run.opened.metrics.splits if run.opened.metrics else ()
         splits = {split: rows for split, rows in every.items() if split in known}
-        kept = {} if trained else splits
-        recorded = {split: read_matching(run.path, split, rows.targets) for split, rows in kept.items()}
+        recorded = {split: read_matching(run.path, split, rows.targets) for split, rows in splits.items()}
         names = self.inputs.batch_names
         made = int8_measures(task, run.tier, exported, splits, names=names, on_rows=on_rows, recorded=recorded)
-        return made if trained else [*measures, *made]
+        return [*measures, *made]
 
 
 class _Imported:

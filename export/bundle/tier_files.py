@@ -84,7 +84,6 @@ def export_tier(
     runtimes: Sequence[str] = RUNTIMES,
     precisions: Sequence[str] = ("fp32", "fp16", "int8"),
     has_head: bool = True,
-    trained: Mapping[str, InputRange] | None = None,
 ) -> list[ExportedArtifact]:
     """Return the files of a tier: ONNX Runtime in FP32 and INT8, TensorRT in FP16 and INT8.
 
@@ -98,7 +97,6 @@ def export_tier(
         name: of the tier; the files are named after it.
         dynamic: input to the symbolic names of its dynamic dimensions; None for those above.
         has_head: whether a task head follows the last normalisation; its products are never INT8.
-        trained: the ranges that the module was trained with for INT8; None measures them.
 
     Raises:
         GoldenError: the outputs of a file differ from torch's.
@@ -116,7 +114,7 @@ def export_tier(
             continue
         exported.append(checked_file(make(), golden, f"{name}.{runtime}.{precision}.onnx", runtime, precision))
     if "tensorrt" in runtimes and "int8" in precisions:
-        ranges = trained or input_ranges(plain, calibration, Scheme(), has_head=has_head)
+        ranges = input_ranges(plain, calibration, Scheme(), has_head=has_head)
         exported.append(_static(plain, ranges, golden, f"{name}.tensorrt.int8"))
     return exported
 

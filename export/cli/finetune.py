@@ -96,11 +96,6 @@ class _TaskName(click.Choice[str]):
     help="A run on the same task as the teacher of a distillation; "
     "an imported run teaches those that were reduced from it, with texts or images without labels as --data.",
 )
-@click.option(
-    "--int8",
-    is_flag=True,
-    help="Train a run for INT8 on TensorRT: its products round, and --model is the teacher unless --teacher is given.",
-)
 @distillation_options
 @transfer_option
 @click.option("--name", help="Name of the run's directory.  [default: the name of the task, or of the data]")
@@ -134,7 +129,6 @@ def finetune(
     seeds: int,
     limit: int | None,
     teacher: Path | None,
-    int8: bool,
     distillation: dict[str, float],
     transfer: Path | None,
     name: str | None,
@@ -154,16 +148,9 @@ def finetune(
     """
     chosen = _chosen(task, own)
     name = _checked_name(name if name is not None else chosen if isinstance(chosen, str) else chosen.resolve().stem)
-    if int8:
-        _check_int8(model)
-        teacher = teacher or model
     imported = teacher if own.data and teacher and is_imported(recorded(teacher)) else None
     if imported:
         own.check_unlabelled()
-        if int8:
-            fix = "Leave it out: 'fewheads export' also makes files in INT8, and measures their agreement with --data."
-            given = Raw("an imported run as its teacher")
-            raise UsageError("--int8", given=given, expected="a run on data with labels", fix=fix)
     check_final(final, imported is not None)
     how = distillation_of(distillation, teacher)
     if transfer is None and "transfer_share" in distillation:
@@ -185,7 +172,6 @@ def finetune(
         from export.finetune.models import open_model
         from export.finetune.run import finetune_run, prepare, split_of, task_of
         from export.models.transformer import TransformerConfig
-        from export.quantize.calibration import input_ranges_of
         from export.training.device import device_of
         from export.training.intervals import pooled
     selected: Task
@@ -229,7 +215,6 @@ def finetune(
                 max_length=max_length,
                 data_dir=read_from,
                 teacher=data.teacher or teacher,
-                int8=input_ranges_of if int8 else None,
                 device=device,
                 tensorboard=tensorboard,
                 final=final,
@@ -282,13 +267,6 @@ def _check_transfer(task: Task, teacher: Path | None) -> None:
         raise UsageError(
             "--transfer", given=Raw("no --teacher"), expected=expected, fix="Give --teacher, or leave it out."
         )
-
-
-def _check_int8(model: Path | None) -> None:
-    if model is None or recorded(model) is None:
-        given = Raw("no --model" if model is None else f"--model {model}, which is no run")
-        fix = "Fine-tune a model without --int8 first, and give its run as --model."
-        raise UsageError("--int8", given=given, expected="--model with a run on this task", fix=fix)
 
 
 def _checked_name(name: str) -> str:

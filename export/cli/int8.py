@@ -16,15 +16,7 @@ from export.training.watch import counting
 
 @click.command()
 @click.argument("run", type=DIRECTORY)
-@click.option(
-    "--method", "methods", multiple=True, help="A way to quantise, repeatable; by default all, or none with --trained."
-)
-@click.option(
-    "--trained",
-    multiple=True,
-    type=DIRECTORY,
-    help="A run of `fewheads finetune --int8` with the task, labels and layers of RUN, repeatable.",
-)
+@click.option("--method", "methods", multiple=True, help="A way to quantise, repeatable.  [default: all]")
 @click.option("--split", default="holdout", show_default=True, help="Score on this; choose ways on the hold-out.")
 @click.option(
     "--calibration",
@@ -39,7 +31,6 @@ from export.training.watch import counting
 def int8(
     run: Path,
     methods: tuple[str, ...],
-    trained: tuple[Path, ...],
     split: str,
     rows: int,
     data_dir: Path | None,
@@ -55,7 +46,7 @@ def int8(
         from export.report.int8 import compare_int8
         from export.training.intervals import bounds_of
     with counting("scoring") as on_file:
-        result = compare_int8(run, data_dir, methods, trained, split=split, calibration_rows=rows, on_file=on_file)
+        result = compare_int8(run, data_dir, methods, split=split, calibration_rows=rows, on_file=on_file)
     if as_json:
         print_json(result)
         return

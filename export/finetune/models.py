@@ -24,7 +24,6 @@ from export.models.heads import (
 )
 from export.models.huggingface import load_pretrained
 from export.models.transformer import Transformer, TransformerConfig
-from export.quantize.training import round_products, unrounded
 from export.training.checkpoint import load
 from export.training.runs import WEIGHTS, RunConfig, RunMetrics
 
@@ -48,7 +47,7 @@ class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         embedding: of a model of embeddings, which has no labels; None for others.
         pair: whether an imported model reads two texts together.
         image: how an imported model reads images; None for others.
-        int8: names of the products that were trained for INT8; see :mod:`export.quantize.training`.
+        int8: names of the products that an earlier version trained for INT8; they are read as others are.
     """
 
     task: str
@@ -79,7 +78,8 @@ class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         if classifier is not None:
             nn.init.normal_(classifier.weight, std=_DEVIATION)
             nn.init.zeros_(classifier.bias)
-        round_products(head, dict.fromkeys(self.int8, 1.0))
+        for name in self.int8:
+            head.get_submodule(name).register_buffer("largest", torch.ones(()))
         return head
 
 
@@ -88,19 +88,13 @@ MODEL = "transformer-with-head"
 
 
 class OpenedModel(msgspec.Struct, frozen=True):
-    """A transformer in FP32, and from a run also its architecture, head, metrics and configuration.
-
-    Attributes:
-        int8: ranges of the inputs of products, by their names, of a run that was trained for INT8; else empty. The
-            model here does not round, so the architecture does not name them.
-    """
+    """A transformer in FP32, and from a run also its architecture, head, metrics and configuration."""
 
     transformer: Transformer
     architecture: Architecture | None = None
     head: Head | None = None
     metrics: RunMetrics | None = None
     config: RunConfig | None = None
-    int8: dict[str, float] = {}
 
 
 def open_model(directory: str | Path) -> OpenedModel:
@@ -108,9 +102,10 @@ def open_model(directory: str | Path) -> OpenedModel:
     if not (Path(directory) / WEIGHTS).exists():
         return OpenedModel(load_pretrained(directory).transformer)
     head, config, metrics = load(directory, {MODEL: _from_arguments})
-    architecture = msgspec.structs.replace(msgspec.convert(config.arguments, Architecture), int8=())
-    int8 = unrounded(head)
-    return OpenedModel(head.transformer, architecture, head, metrics, config, int8)
+    architecture = msgspec.convert(config.arguments, Architecture)
+    for name in architecture.int8:
+        del head.get_submodule(name).largest
+    return OpenedModel(head.transformer, msgspec.structs.replace(architecture, int8=()), head, metrics, config)
 
 
 def space_of(found: OpenedModel) -> str | None:

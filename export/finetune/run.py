@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from tokenizers import Tokenizer
 from edge.bundles.manifest import Provenance
 from edge.errors import Raw, UsageError
 from export.data.examples import HOLDOUT
-from export.data.tokens import Rows
 from export.errors import DataError
 from export.finetune import IMPORTED, data_directory, text_tasks
 from export.finetune.image_tasks import DIGITS, IMAGENET, MNIST
@@ -37,7 +36,6 @@ from export.finetune.text_tasks import SentenceTask
 from export.finetune.transfer import TransferObjective
 from export.models.heads import Head
 from export.models.transformer import TransformerConfig
-from export.quantize.training import round_products
 from export.training.checkpoint import save
 from export.training.device import DeviceName, device_of
 from export.training.log import RunFiles
@@ -99,7 +97,6 @@ def finetune_run(
     data_dir: str | Path | None = None,
     teacher: str | Path | Teacher | None = None,
     transfer_teacher: Teacher | None = None,
-    int8: Callable[[Head, Rows], Mapping[str, float]] | None = None,
     device: DeviceName = "cpu",
     tensorboard: Path | None = None,
     final: bool = False,
@@ -116,8 +113,6 @@ def finetune_run(
         data_dir: recorded in the run, so that later commands find the data.
         teacher: a run on the same task, for distillation; or its outputs on the same data, for several students.
         transfer_teacher: its outputs on the unlabelled text; None computes those of each batch.
-        int8: to train for INT8, a function that returns the ranges of the inputs of a model's products, by their names,
-            on some rows; the products round as those of the file for TensorRT.
         tensorboard: a directory for TensorBoard's events.
         final: whether dev is measured, too, after the choices for which the hold-out is there.
 
@@ -131,12 +126,7 @@ def finetune_run(
     _check_lengths(data, config)
     # A server cuts texts there, also those that are longer than all in the data.
     architecture = task.architecture(config, data.labels, min(max_length, config.max_positions))
-    model = with_head(found, architecture, seed)
-    if int8 is not None:
-        largest = int8(model, data.train)
-        round_products(model, largest)
-        architecture = msgspec.structs.replace(architecture, int8=tuple(largest))
-    model = model.to(place)
+    model = with_head(found, architecture, seed).to(place)
     model.transformer.set_dropout(recipe.dropout)
     model.transformer.embeddings.requires_grad_(not recipe.frozen_embeddings)
     files = RunFiles(Path(directory), tensorboard)

@@ -1,1 +1,1 @@
-"""FP16 and INT8: graphs in lower precision, the ranges of their inputs, and training for them."""
+"""FP16 and INT8: graphs in lower precision, and the ranges of their inputs."""

@@ -8,7 +8,6 @@ from edge.datatypes import Array
 from export.data.tokens import Rows
 from export.models.convert import dynamic_of, to_onnx
 from export.models.heads import Head
-from export.quantize.ranges import TO_TRAIN, input_ranges
 
 #: Rows to calibrate with.
 CALIBRATION_ROWS = 256
@@ -30,9 +29,3 @@ def calibration_feeds(rows: Rows, number: int = CALIBRATION_ROWS) -> list[dict[s
 def feeds_of(rows: Rows, indices: Array) -> dict[str, Array]:
     """Return some rows as inputs of :func:`plain_onnx`."""
     return {name: tensor.numpy() for name, tensor in rows.batch(indices).named.items()}
-
-
-def input_ranges_of(model: Head, rows: Rows) -> dict[str, float]:
-    """Return the ranges of the inputs of a model's products, by their names, to train it for INT8."""
-    found = input_ranges(plain_onnx(model, rows), calibration_feeds(rows), TO_TRAIN)
-    return {name: one.largest for name, one in found.items()}

@@ -132,7 +132,7 @@ def quantized(model: bytes, ranges: Mapping[str, InputRange]) -> bytes:
     Args:
         model: in FP32, such as :func:`export.models.convert.to_onnx` writes.
         ranges: by the names of ``MatMul``, ``Gemm`` and ``Conv`` nodes with weights as their second input; those of
-            :func:`export.quantize.ranges.input_ranges`, or those that a model was trained with.
+            :func:`export.quantize.ranges.input_ranges`.
     """
     source = loaded(model)
     if next(one.version for one in source.opset_import if one.domain in ("", "ai.onnx")) < INT8_OPSET:

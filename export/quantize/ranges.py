@@ -59,8 +59,6 @@ class Scheme(msgspec.Struct, frozen=True):
 
 #: INT8 for all products, from the largest values.
 LARGEST = Scheme(smoothing=None, fp16=())
-#: Of a training for INT8, which makes up for the error of ``down``; the output projection saves a kernel in FP16.
-TO_TRAIN = Scheme(smoothing=None, fp16=("output_proj",))
 
 
 class InputRange(NamedTuple):

@@ -15,26 +15,20 @@ import onnx
 from msgspec.structs import replace
 from onnx import TensorProto
 
-from edge.errors import Raw, UsageError
+from edge.errors import UsageError
 from export.bundle.accuracy import outputs_by_row
 from export.bundle.tier_files import static_int8
-from export.finetune.models import Architecture, open_model
 from export.finetune.predictions import paired
-from export.models.heads import Head
-from export.quantize.calibration import calibration_feeds, feeds_of, plain_onnx
+from export.quantize.calibration import calibration_feeds, plain_onnx
 from export.quantize.int8 import dynamic_int8
 from export.quantize.ranges import LARGEST, Scheme, input_ranges, projections
-from export.quantize.training import trained_ranges
 from export.report.scored_runs import scored_run
 from export.training.intervals import Estimate
 from export.training.provenance import Processor, processor, versions
 
 #: Not a scheme for TensorRT, but the file for CPUs.
 DYNAMIC = "dynamic"
-#: The largest values of a batch with its padding.
-_PADDED = "largest, padded"
 _SCHEMES = {
-    _PADDED: LARGEST,
     "largest": LARGEST,
     "smoothed, largest": replace(LARGEST, smoothing=0.5),
     "largest, down in FP16": replace(LARGEST, fp16=("down",)),
@@ -81,7 +75,6 @@ def compare_int8(
     run: Path,
     data_dir: Path,
     methods: Sequence[str],
-    trained: Sequence[Path] = (),
     *,
     split: str,
     calibration_rows: int,
@@ -90,31 +83,23 @@ def compare_int8(
     """Quantise a run in several ways, and score each file on a split.
 
     Args:
-        methods: of :data:`METHODS`; none is all of them, unless there are runs in ``trained``.
-        trained: runs of ``fewheads finetune --int8`` with the same task, labels and layers.
+        methods: of :data:`METHODS`; none is all of them.
         split: ``holdout``, or one of dev; the training set calibrates.
         on_file: called with the method, the rows that are done, and all rows.
 
     Raises:
-        UsageError: the run is no classifier or regression in FP32, one of ``trained`` was not trained for INT8 or has
-            another task, other labels or other layers, or there is no such method or split.
+        UsageError: the run is no classifier or regression, or there is no such method or split.
     """
     for method in methods:
         if method not in METHODS:
             fix = "Leave --method out for all of them."
             raise UsageError("--method", given=method, expected=f"one of {'; '.join(METHODS)}", fix=fix)
     one = scored_run(run, data_dir, split, calibration_rows)
-    tuned = {f"trained: {path.name}": _trained(path, one.architecture) for path in trained}
     plain, feeds, scored = plain_onnx(one.head, one.train), calibration_feeds(one.train, calibration_rows), []
     fp32 = one.fp32(plain, partial(on_file, "FP32"))
-    for method in (*(methods or (() if trained else METHODS)), *tuned):
+    for method in methods or METHODS:
         if method == DYNAMIC:
             file = dynamic_int8(plain, feeds)
-        elif method in tuned:
-            file = static_int8(plain_onnx(tuned[method][0], one.train), trained_ranges(tuned[method][1]))
-        elif method == _PADDED:
-            numbers = np.linspace(0, len(one.train.targets) - 1, len(feeds)).astype(int)
-            file = static_int8(plain, input_ranges(plain, [feeds_of(one.train, numbers)], _SCHEMES[method]))
         else:
             file = static_int8(plain, input_ranges(plain, feeds, _SCHEMES[method]))
         at_once, on_rows = method != DYNAMIC, partial(on_file, method)
@@ -127,18 +112,6 @@ def compare_int8(
         *(run.name, one.task, one.metric, split, len(one.targets), fp32.score(one.metric), calibration_rows),
         *(tuple(scored), processor(), versions()),
     )
-
-
-def _trained(run: Path, expected: Architecture) -> tuple[Head, dict[str, float]]:
-    """Return a model that was trained for INT8, and the largest inputs of its products."""
-    model = open_model(run)
-    fix = "Give a run of 'fewheads finetune --int8' whose --model was RUN."
-    if not model.int8 or model.head is None:
-        raise UsageError(f"--trained {run}", given=Raw("a run in FP32"), expected="one for INT8", fix=fix)
-    if model.architecture != expected:
-        given = Raw("a run with another task, or other labels or layers")
-        raise UsageError(f"--trained {run}", given=given, expected="the task, labels and layers of RUN", fix=fix)
-    return model.head, model.int8
 
 
 def _share(plain: bytes, file: bytes) -> float:

@@ -15,7 +15,7 @@ from export.bundle.accuracy import outputs_by_row, predictions_of
 from export.data.examples import Examples, limited
 from export.data.tokens import Rows, encode, load_tokenizer
 from export.finetune.image_tasks import ImageTask
-from export.finetune.models import Architecture, OpenedModel, open_model
+from export.finetune.models import OpenedModel, open_model
 from export.finetune.predictions import Predictions, read_matching
 from export.finetune.run import prepare, task_of
 from export.finetune.text_tasks import TASKS, SentenceTask
@@ -40,7 +40,6 @@ class ScoredRun(NamedTuple):
     task: str
     metric: str
     head: Head
-    architecture: Architecture
     train: Rows
     rows: Rows
     targets: Array
@@ -51,9 +50,6 @@ class ScoredRun(NamedTuple):
 def scored_run(run: Path, data_dir: Path, split: str, calibration_rows: int) -> ScoredRun:
     """Open a run; raise a UsageError if it cannot be scored, or has no such split."""
     model = open_model(run)
-    if model.int8:
-        given, fix = Raw("a run that was trained for INT8"), "Give the run it was made of, and it as --trained."
-        raise UsageError(f"run {run}", given=given, expected="a run in FP32, to compare with", fix=fix)
     if isinstance(model.head, SentenceEmbedder):
         return _embedder(run, model, data_dir, split, calibration_rows)
     task = task_of(model, run)
@@ -63,16 +59,16 @@ def scored_run(run: Path, data_dir: Path, split: str, calibration_rows: int) -> 
     data = prepare(task, data_dir, task.reader(run), max_length=model.architecture.max_length, limit=None)
     rows = data.measured[_known(split, data.measured)]
     return ScoredRun(
-        *(task.name, task.headline, model.head, model.architecture, data.train, rows, rows.targets),
+        *(task.name, task.headline, model.head, data.train, rows, rows.targets),
         predictions=lambda outputs: predictions_of(outputs, rows.targets),
         fp32=lambda plain, on_rows: read_matching(run, split, rows.targets),
     )
 
 
 def _embedder(run: Path, model: OpenedModel, data_dir: Path, split: str, calibration_rows: int) -> ScoredRun:
-    assert model.architecture is not None, "a run has one"
     head, architecture, tokenizer = model.head, model.architecture, load_tokenizer(run)
-    assert head is not None, "a run has one"
+    assert head, "a run has one"
+    assert architecture, "a run has one"
     splits = _PAIRS.examples(data_dir)
     items = splits.measured[_known(split, splits.measured)]
 
@@ -86,7 +82,7 @@ def _embedder(run: Path, model: OpenedModel, data_dir: Path, split: str, calibra
 
     rows = sentences(items)
     return ScoredRun(
-        *(_PAIRS.name, _PAIRS.headline, head, architecture, sentences(limited(splits.train, calibration_rows))),
+        *(_PAIRS.name, _PAIRS.headline, head, sentences(limited(splits.train, calibration_rows))),
         *(rows, items.targets),
         predictions=cosines,
         fp32=lambda plain, on_rows: cosines(outputs_by_row(plain, rows, subject="FP32", on_rows=on_rows)),

@@ -23,7 +23,7 @@ from export.models.convert import dynamic_of, outputs_of, to_onnx
 from export.models.heads import Embedding, SentenceEmbedder, SequenceClassifier, TokenClassifier
 from export.models.transformer import LayerShape, Transformer, TransformerConfig
 from export.quantize.precision import half
-from export.quantize.ranges import TO_TRAIN, Scheme, input_ranges
+from export.quantize.ranges import Scheme, input_ranges
 from tests.support.marks import with_rtx, with_transformers
 from tests.support.onnx_graphs import attention, packed
 
@@ -224,12 +224,6 @@ def test_a_bias_of_distances_takes_one_kernel_for_all_layers_and_leaves_attentio
     names = listed(model, feeds)
     assert sum(FUSED in name for name in names) == 2
     assert len(names) == 4 + 2 * SHAPES["dense"][1 + (precision == "int8")]
-
-
-@with_rtx
-def test_the_kernels_of_a_model_that_was_trained_for_int8():
-    plain, feeds = exported("bert", (DENSE,))
-    assert len(listed(static_int8(plain, input_ranges(plain, [feeds], TO_TRAIN)), feeds)) == 3 + SHAPES["dense"][2]
 
 
 AXES = {"ids": {0: "n", 1: "t"}, "mask": {0: "n", 1: "t"}, "logits": {0: "n"}}

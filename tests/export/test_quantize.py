@@ -1,26 +1,25 @@
-"""INT8 and FP16: ranges, the arithmetic of files, training for INT8, and what golden checks notice."""
+"""INT8 and FP16: ranges, the arithmetic of files, and what golden checks notice."""
 
 from __future__ import annotations
 
 import copy
 import json
+import shutil
 
 import numpy as np
 import onnx
 import pytest
+import safetensors.torch
 import scipy.stats
 import torch
 from msgspec.structs import replace
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from edge.bundles.bundle import Bundle
 from edge.bundles.golden import check_outputs
 from edge.datatypes import Array
 from edge.errors import GoldenError, UsageError
 from export.bundle.tier_files import export_tier
-from export.cli.export import export
-from export.cli.finetune import finetune
 from export.cli.import_ import import_
 from export.cli.int8 import int8
 from export.data.examples import Examples
@@ -34,8 +33,7 @@ from export.models.convert import golden_of, outputs_of
 from export.quantize.calibration import calibration_feeds, feeds_of, plain_onnx
 from export.quantize.int8 import dynamic_int8, quantized
 from export.quantize.precision import half
-from export.quantize.ranges import LARGEST, LEVELS, Scheme, input_ranges, projections
-from export.quantize.training import RoundedLinear, round_products, trained_ranges
+from export.quantize.ranges import LARGEST, Scheme, input_ranges, projections
 from tests.support.imported_directories import with_tokenizer, write_embedder
 from tests.support.language_models import bpe, tiny_of
 from tests.support.task_data import encoded, invoke, make_classifier, make_sentiment
@@ -119,60 +117,16 @@ def test_a_product_whose_input_one_unit_dominates_stays_in_fp32_on_onnx_runtime(
     assert errors[0] < errors[1] / 3
 
 
-def test_training_records_ranges_and_the_file_computes_what_was_trained(place, tmp_path):
-    start = place / "SST-2"
-    options = ("--data-dir", place, "--max-length", 32, "--epochs", 1, "--lr", 1e-3, "--batch", 32, "--int8", "--final")
-    invoke(finetune, "SST-2", "--model", start, *options, "--out", tmp_path, "--name", "rounded")
-    found, before = open_model(tmp_path / "rounded"), open_model(start)
-    assert found.architecture == before.architecture
-    assert not any(isinstance(layer, RoundedLinear) for layer in found.head.modules())
-    ours, theirs = (one.transformer.layers[0].feed_forward.up.weight for one in (found, before))
-    assert not torch.equal(ours, theirs)
-
-    rows = encoded(make_sentiment(64, seed=3))
-    plain, ranges, inputs = plain_onnx(found.head, rows), trained_ranges(found.int8), feeds_of(rows, np.arange(64))
-    assert set(ranges) == {name for name in products(plain) if not name.endswith("output_proj")}
-    written = ("--repository", tmp_path, "--name", "rounded", "--artifacts", "tensorrt", "--data-dir", place)
-    invoke(export, tmp_path / "rounded", *written)
-    bundle = Bundle.open(tmp_path / "rounded-1")
-    shipped = constants(bundle.read("x1.tensorrt.int8.onnx"))
-    scales = {float(value) for name, value in shipped.items() if name.endswith(".scale") and value.shape == ()}
-    assert scales == {float(np.float16(limit / LEVELS)) for limit in found.int8.values()}
-    splits = {measure.split for measure in bundle.manifest.measures}
-    assert splits == {f"{one}, tier {tier}" for one in ("holdout", "dev") for tier in ("x1", "x1-int8 on tensorrt")}
-    file = outputs_of(quantized(plain, ranges), inputs, "file")["logits"]
-    fp32 = outputs_of(plain, inputs, "plain")["logits"]
-    round_products(found.head, found.int8)
-    with torch.no_grad():
-        trained = found.head(*(torch.from_numpy(array) for array in inputs.values())).numpy()
-    # A value in the middle of two levels may fall to either side: that moves a row or two.
-    exact = np.abs(file - trained).max(axis=1) < 2e-5
-    assert exact.mean() > 0.9
-    assert np.abs(fp32 - trained).max() > 2e-4
-    recorded = read_predictions(tmp_path / "rounded", "dev")
-    assert recorded.score("accuracy") > 0.9
-    scoring = ("--data-dir", place, "--split", "dev")
-    found = json.loads(invoke(int8, start, *scoring, "--trained", tmp_path / "rounded", "--json"))
-    (scored,) = found["scored"]
-    assert (scored["method"], scored["int8_share"]) == ("trained: rounded", 7 / 8)
-    assert scored["value"] == pytest.approx(recorded.score("accuracy"), abs=0.06)
-    config = tmp_path / "rounded" / "config.json"
-    config.write_text(config.read_text().replace('"max_length": 32', '"max_length": 31'))
-    message = r"--trained .*rounded: got a run with another .* expected the task, labels and layers of RUN"
-    with pytest.raises(UsageError, match=message):
-        invoke(int8, start, *scoring, "--trained", tmp_path / "rounded")
-    with pytest.raises(UsageError, match=r"run .*rounded: got a run that was trained for INT8, expected a run in FP32"):
-        invoke(int8, tmp_path / "rounded", *scoring)
-
-
-def test_training_for_int8_starts_from_a_run(place, tmp_path):
-    other = r"--int8: got --model .*, which is no run, expected --model with a run on this task\. Fine-tune a model"
-    for given, message in (
-        (("--model", place / "model"), other),
-        ((), r"--int8: got no --model, expected --model with a run on this task"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            invoke(finetune, "SST-2", *given, "--data-dir", place, "--int8", "--out", tmp_path)
+def test_a_run_that_an_earlier_version_trained_for_int8_is_read_as_one_in_fp32(place, tmp_path):
+    shutil.copytree(place / "SST-2", tmp_path / "rounded")
+    config, weights = tmp_path / "rounded" / "config.json", tmp_path / "rounded" / "weights.safetensors"
+    written, tensors = json.loads(config.read_text()), safetensors.torch.load_file(weights)
+    written["arguments"]["int8"] = ["transformer.layers.0.feed_forward.up"]
+    config.write_text(json.dumps(written))
+    safetensors.torch.save_file(tensors | {"transformer.layers.0.feed_forward.up.largest": torch.tensor(2.0)}, weights)
+    found, plain = (open_model(run) for run in (tmp_path / "rounded", place / "SST-2"))
+    assert found.architecture == plain.architecture
+    assert found.head.state_dict().keys() == tensors.keys()
 
 
 def corrupt(data, name, change):
@@ -227,12 +181,10 @@ def test_ways_are_compared_on_a_split(place):
     for one in found["scored"]:
         assert one["difference"]["value"] == pytest.approx(one["value"] - found["fp32"])
         assert 0 < one["logits_error"] < 0.2
-    with pytest.raises(UsageError, match=r"--method: got 'magic', expected one of dynamic; largest, padded; "):
+    with pytest.raises(UsageError, match=r"--method: got 'magic', expected one of dynamic; largest; smoothed"):
         invoke(int8, run, "--data-dir", place, "--method", "magic")
     with pytest.raises(UsageError, match=r"--split: got 'test', expected one of holdout, dev"):
         invoke(int8, run, "--data-dir", place, "--method", "dynamic", "--split", "test")
-    with pytest.raises(UsageError, match=r"--trained .*SST-2: got a run in FP32, expected one for INT8"):
-        invoke(int8, run, *options, "--method", "dynamic", "--trained", run)
 
 
 def test_a_model_that_embeds_sentences_is_scored_by_its_cosines(tmp_path):
