@@ -16,8 +16,6 @@ from export.data.examples import TRAIN
 from export.finetune import data_inputs, is_imported, needed_data
 from export.finetune.options import check_final
 from export.finetune.recipe import restoring_command
-from export.papers.looped import MODEL as LOOPED
-from export.papers.looped.options import SizeOptions, check_others, print_reduced, shrink_run, size_options
 from export.reduce.options import (
     DistilOptions,
     PlanOptions,
@@ -45,12 +43,6 @@ if TYPE_CHECKING:
     from export.reduce.run import PlannedRun
     from export.training.device import DeviceName
 
-#: Options that looped runs do not have.
-_SEARCH = (
-    *("target_speedups", "name", "table", "tokens", "batches", "precision"),
-    *("examples", "data_dir", "data", "strategy", "distil", "leave_out", "passes", "rate", "final"),
-)
-
 #: A measured speed-up below this share of the planned one is remarked on.
 _SLOWER = 0.85
 
@@ -71,7 +63,6 @@ _SLOWER = 0.85
     help="Plan for another device by its table, from `fewheads profile`.",
 )
 @distil_options
-@size_options
 @device_option
 @final_option
 @replace_option("an earlier run at --out")
@@ -83,7 +74,6 @@ def reduce(
     out: Path,
     table: Path | None,
     distilling: DistilOptions,
-    sizes: SizeOptions,
     device: DeviceName,
     final: bool,
     replace: bool,
@@ -94,20 +84,9 @@ def reduce(
     Removes layers, heads, their width and hidden units where the outputs change least. A fine-tuned or imported model
     shrinks until it reaches a speed-up. With --distil it is trained to answer as before; without, fine-tune the new run
     with the old one as --teacher. Several speed-ups, such as --target-speedup 1.5,2,3, share that training, and become
-    the runs OUT/1.5x, OUT/2x and OUT/3x. A looped model shrinks to --heads, --head-dim and --units, and is trained for
-    --steps. The same command resumes an interrupted reduction.
+    the runs OUT/1.5x, OUT/2x and OUT/3x. The same command resumes an interrupted reduction.
     """
     config = recorded(run)
-    if config is not None and config.model == LOOPED:
-        check_others(_SEARCH)
-        check_run("--out", out, {"RUN": run}, replace=replace)
-        looped = shrink_run(run, out, sizes, device)
-        if as_json:
-            print_json(looped)
-        else:
-            print_reduced(looped)
-        return
-    sizes.check_none()
     imported = is_imported(config)
     check_final(final, imported)
     target = _target(name, table)

@@ -28,7 +28,6 @@ from export.papers.looped.prompts import (
     EVALUATION,
     FUNCTION_CLASSES,
     GOLDEN,
-    REDUCTION,
     SPARSITY,
     TREE_DEPTH,
     VALIDATION,
@@ -36,8 +35,8 @@ from export.papers.looped.prompts import (
     generator_of,
     training_generator,
 )
-from export.papers.looped.recipes import Curriculum, Rising, Stage, training_plan, tuning_plan
-from export.papers.looped.train import TEACHER_SHARE, PromptObjective
+from export.papers.looped.recipes import Curriculum, Rising, Stage, training_plan
+from export.papers.looped.train import PromptObjective
 from export.training.recipe import Recipe
 
 CONFIG = PromptConfig(dims=3, points=6, dim=16, shapes=gpt2_shapes(16, 2, 1))
@@ -68,7 +67,7 @@ def test_values_have_the_variance_of_the_normaliser(name):
 
 
 def test_every_purpose_and_every_stage_of_a_training_draws_prompts_of_its_own():
-    purposes = (EVALUATION, VALIDATION, GOLDEN, REDUCTION)
+    purposes = (EVALUATION, VALIDATION, GOLDEN)
     generators = [generator_of(seed) for seed in purposes]
     generators += [training_generator(*one) for one in product((0, 1, 2**32), (0, 1), (0, 1, 1000))]
     first = {float(draw_prompts("linear", 1, 2, 3, generator).ys[0, 0]) for generator in generators}
@@ -237,22 +236,6 @@ def test_drawn_loops_and_curricula_follow_the_steps():
     by_hand = torch.stack(one.model(*batches[3].prompts, batches[3].loops, 2)) - batches[3].prompts.ys
     assert one.loss(batches[3], 0.5).item() == pytest.approx(float(by_hand.square().mean().detach()))
     assert len(by_hand) == 2
-
-
-def test_a_learner_is_compared_with_its_teacher_after_as_many_loops():
-    model, teacher = make_model().train(), make_model()
-    with torch.no_grad():
-        teacher.read_out.bias += 1
-    curriculum = Curriculum(Rising(3, 3), Rising(6, 6), Rising(10, 10), window=8)
-    taught, alone = (objective(model, curriculum, teacher=one) for one in (teacher, None))
-    batch = next(taught.batches(0, 0))
-    xs, ys = batch.prompts
-    learnt, wanted = (torch.stack(one(xs, ys, 10, 8)) for one in (model, teacher))
-    expected = (1 - TEACHER_SHARE) * (learnt - ys).square().mean() + TEACHER_SHARE * (learnt - wanted).square().mean()
-    assert taught.loss(batch, 0.0).item() == pytest.approx(float(expected.detach()), rel=1e-5)
-    assert taught.fingerprint() != alone.fingerprint()
-    last = tuning_plan("linear", training_plan("linear", "small").config, 3).stages[0].curriculum
-    assert (last.loops.end, last.drawn_loops, last.window, last.dims.start) == (30, 8, 8, 5)
 
 
 def contraction():

@@ -1,8 +1,9 @@
-"""Looped runs: training, reduction, bundles, and the engines of their graphs."""
+"""Looped runs: training, bundles, and the engines of their graphs."""
 
 import json
 from functools import partial
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -17,11 +18,12 @@ from edge.errors import GoldenError
 from edge.launch import running_server
 from edge.runtimes.tensorrt.build import compile_onnx
 from export.cli.export import export
-from export.cli.reduce import reduce
 from export.cli.train import train
 from export.estimate.model import kernels
 from export.estimate.operations import work_of
 from export.models.convert import golden_of, largest_difference
+from export.models.transformer import LayerShape
+from export.papers.looped import MODEL
 from export.papers.looped.bundle import usual_steps
 from export.papers.looped.model import (
     EMBED_OUTPUTS,
@@ -33,12 +35,12 @@ from export.papers.looped.model import (
     step_onnx,
     trajectory,
 )
-from export.papers.looped.options import SizeOptions
 from export.papers.looped.prompts import draw_prompts
-from export.papers.looped.recipes import TrainingPlan, training_plan
-from export.papers.looped.reduce import layer_inputs, reduced_loop
-from export.papers.looped.train import Start, load_run, train_run
-from export.training.provenance import processor
+from export.papers.looped.recipes import training_plan
+from export.papers.looped.train import evaluate, load_run, train_run
+from export.training.checkpoint import save
+from export.training.provenance import processor, provenance
+from export.training.runs import RunConfig, RunMetrics
 from tests.support.marks import with_rtx
 from tests.support.sample_requests import triton_input
 from tests.support.task_data import Seen, invoke
@@ -47,10 +49,11 @@ ROWS = 8
 compiled = partial(compile_onnx, flavor="tensorrt_rtx", compute_capability="SM86", subject="looped")
 
 
-def make_model():
-    """Return a model whose state settles slowly, as training makes it."""
+def make_model(*shapes):
+    """Return a model whose state settles slowly, as training makes it; of no shapes, one with the usual layer."""
     torch.manual_seed(0)
-    model = PromptTransformer(training_plan("linear", "small", dim=16).config).eval()
+    config = training_plan("linear", "small", dim=16).config
+    model = PromptTransformer(msgspec.structs.replace(config, shapes=shapes or config.shapes)).eval()
     with torch.no_grad():
         for parameter in model.layers.parameters():
             if parameter.dim() > 1:
@@ -63,52 +66,22 @@ def make_prompts(points=11):
     return xs, ys[:, :-1]
 
 
-def test_heads_and_units_without_effect_leave_no_trace():
-    model, prompts = make_model(), make_prompts()
-    with torch.no_grad():
-        layer = model.layers[0]
-        layer.attention.output_proj.weight[:, 4:8] = 0  # of the second head of 4
-        layer.feed_forward.down.weight[:, ::2] = 0
-    reduced = reduced_loop(model, "linear", SizeOptions(heads=3, units=32).shape)
-    (layer,) = reduced.plan.layers
-    assert layer.heads == (0, 2, 3)
-    assert layer.neurons == tuple(range(1, 64, 2))
-    wanted, found = (trajectory(one, *prompts, 12) for one in (model, reduced.model))
-    # The least squares have a ridge, so that the others change a little.
-    assert np.abs(found.predictions - wanted.predictions).max() < 0.02 * wanted.predictions.std()
-
-
-def test_the_calibration_reads_what_the_layer_reads_in_every_loop():
-    model, read = make_model(), []
-    model.layers[0].register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
-    states = layer_inputs(model, "linear")
-    assert len(states) == 30
-    assert not torch.allclose(states[0], states[1])
-    torch.testing.assert_close(states, read, rtol=0, atol=0)
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run of a model that was not trained."""
-    directory, model = tmp_path_factory.mktemp("runs") / "dense", make_model()
-    train_run("linear", TrainingPlan(model.config, ()), directory, seed=0, start=Start(model, "made"))
+def write_run(model, directory):
+    """Write the run of a model that was not trained."""
+    arguments = {"function": "linear", "config": msgspec.to_builtins(model.config)}
+    metrics = RunMetrics(model.parameter_count, 0, 0, 0.0, evaluate(model, "linear"))
+    save(directory, model, RunConfig(MODEL, arguments, provenance(trainer="made", data="none", seed=0)), metrics)
     return directory
 
 
 @pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return write_run(make_model(), tmp_path_factory.mktemp("runs") / "dense")
+
+
+@pytest.fixture(scope="module")
 def lean(run):
-    out = run.with_name("lean")
-    sizes = ("--heads", 3, "--head-dim", 2, "--units", 32, "--steps", 2)
-    made = json.loads(invoke(reduce, run, *sizes, "--device", "cpu", "--out", out, "--json"))
-    shape = made["layers"][0]["plan"]["shape"]
-    assert [shape[size] for size in ("num_heads", "head_dim", "ffn_dim")] == [3, 2, 32]
-    assert made["step"]["ratio"] > 0.5
-    assert [measure["split"] for measure in made["untrained"]] == ["loops-8", "loops-12", "loops-30", "loops-120"]
-    assert made["metrics"]["epochs"] == 1
-    _, config, _ = load_run(out)
-    assert config.speedup.ratio == made["step"]["ratio"]
-    assert config.provenance.trainer.startswith("reduced from dense to 3 heads of 2 and 32 units; tune: ")
-    return out
+    return write_run(make_model(LayerShape(3, 2, 32)), run.with_name("lean"))
 
 
 def test_tiers_of_a_bundle_compute_the_loops_of_their_runs(run, lean, tmp_path):
@@ -163,29 +136,6 @@ def broken(data):
     matrix = max((one for one in model.graph.initializer if len(one.dims) == 2), key=lambda one: np.prod(one.dims))
     matrix.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(matrix)[::-1].copy(), matrix.name))
     return model.SerializeToString()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--heads", 5), "--heads: got 5, expected 4 at most"),
-        (
-            ("--steps", 3),
-            "--heads, --head-dim and --units: got the run's own sizes, expected fewer than 4 heads of 4 and 64 units. "
-            "Give a smaller number for one of them.",
-        ),
-        (("--heads", 2, "--target-speedup", 2), "--target-speedup: got 2.0, expected a run that is not looped"),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused(run, options, message, tmp_path):
-    result = CliRunner().invoke(reduce, [str(run), *map(str, options), "--out", str(tmp_path / "out")])
-    assert message in str(result.exception)
-    assert not (tmp_path / "out").exists()
-
-
-def test_options_of_looped_runs_are_refused_elsewhere(tmp_path):
-    result = CliRunner().invoke(reduce, [str(tmp_path), "--heads", "2", "--out", str(tmp_path / "out")])
-    assert "--heads: got 2, expected a run of a looped model" in str(result.exception)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from edge.datatypes import Array
 
-#: Seed of the prompts of evaluations, of those that choose the best epoch, that a bundle is checked with, and that
-#: calibrate a reduction. torch's generator on the CPU reads the low 32 bits of a seed; training steps set the highest.
-EVALUATION, VALIDATION, GOLDEN, REDUCTION = 0, 1000, 1001, 1004
+#: Seed of the prompts of evaluations, of those that choose the best epoch, and that a bundle is checked with. torch's
+#: generator on the CPU reads the low 32 bits of a seed; training steps set the highest.
+EVALUATION, VALIDATION, GOLDEN = 0, 1000, 1001
 #: Coordinates of a sparse linear function that are not zero.
 SPARSITY = 3
 TREE_DEPTH = 4

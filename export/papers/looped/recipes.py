@@ -14,8 +14,6 @@ from export.training.recipe import Recipe
 Size = Literal["small", "paper"]
 #: The most steps between two scores.
 _STEPS_PER_EPOCH = 500
-#: Share of a further training's steps with a rising learning rate, which then falls to 0.
-_TUNING_WARMUP_SHARE = 0.05
 #: With Muon, a quarter of AdamW's steps lead to the same error.
 _SMALL = Recipe(epochs=1, optimizer="muon", peak_learning_rate=2e-3, batch_size=64, schedule="cosine", clip_norm=1.0)
 _PAPER = Recipe(epochs=1, peak_learning_rate=1e-4, batch_size=64)
@@ -102,28 +100,6 @@ def training_plan(
         fix = f"Give --dim {max(1, dim // heads) * heads}."
         raise UsageError("--dim", given=dim, expected=f"a multiple of the {heads} heads", fix=fix)
     return make(function, injection, layers, dim, steps)
-
-
-def tuning_plan(function: str, config: PromptConfig, steps: int) -> TrainingPlan:
-    """Return the plan of a further training: the last stage of the model's own plan, from the end of its curriculum.
-
-    Args:
-        config: of the model, whose layers may be smaller than the plan's.
-        steps: 0 is a plan without training.
-    """
-    if not steps:
-        return TrainingPlan(config, ())
-    size: Size = "small" if config.dims == training_plan(function, "small").config.dims else "paper"
-    layers = len(config.shapes)
-    stage = training_plan(function, size, injection=config.injection, layers=layers, steps=steps).stages[-1]
-    loops = stage.curriculum.loops.end
-    ends = {"dims": config.dims, "points": config.points, "loops": loops}
-    curriculum = replace(stage.curriculum, **{name: Rising(end, end) for name, end in ends.items()})
-    rate = stage.recipe.peak_learning_rate / 2  # the weights are trained already
-    recipe = replace(stage.recipe, peak_learning_rate=rate, schedule="cosine", final_share=0.0)
-    return TrainingPlan(
-        config, (_stage("tune", steps, recipe, curriculum, loops, round(_TUNING_WARMUP_SHARE * steps)),)
-    )
 
 
 def _small(function: str, injection: Injection | None, layers: int, dim: int, steps: int | None) -> TrainingPlan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,13 +30,11 @@ from export.training.intervals import mean_measure
 from export.training.log import RunFiles
 from export.training.objective import SILENT, EpochScore, Observer
 from export.training.provenance import processor, provenance
-from export.training.runs import RunConfig, RunMetrics, Speedup
+from export.training.runs import RunConfig, RunMetrics
 from export.training.trainer import train
 
 #: Prompts that choose the best epoch.
 _VALIDATION = 256
-#: Of the squared distance to a teacher's predictions in the loss; the rest is that to the truth.
-TEACHER_SHARE = 0.5
 #: Prompts of an evaluation, as in the paper.
 _PROMPTS = 1280
 #: Loops after which a looped model is measured.
@@ -59,7 +56,6 @@ class PromptObjective:
     Args:
         name: of the function class.
         seed: of the prompts, with the number of the stage among those that train the same weights.
-        teacher: of any shape, in evaluation mode; None learns from the truth alone.
     """
 
     rates: Mapping[nn.Parameter, float] = {}
@@ -72,12 +68,10 @@ class PromptObjective:
         *,
         seed: int,
         number: int = 0,
-        teacher: PromptTransformer | None = None,
     ) -> None:
         self.model, self.steps_per_epoch = model, stage.steps_per_epoch
         self._name, self._stage, self._seed, self._number = name, stage, seed, number
         self._device = model_device(model)
-        self._teacher = teacher and copy.deepcopy(teacher).to(self._device)
         config = model.config
         validation = draw_prompts(name, _VALIDATION, config.points, config.dims, generator_of(VALIDATION))
         self._validation = validation.to(self._device)
@@ -87,9 +81,7 @@ class PromptObjective:
         stage = self._stage
         settings = f"{self.model.config} {self._name} {stage.curriculum} {self._seed} {self._number}"
         settings += f" {stage.recipe.batch_size} {self.steps_per_epoch} {stage.evaluated_loops}"
-        if self._teacher is None:
-            return fingerprint([self.model], [], settings)
-        return fingerprint([self.model, self._teacher], [], f"{settings} teacher {TEACHER_SHARE}")
+        return fingerprint([self.model], [], settings)
 
     def batches(self, epoch: int, first: int) -> Iterator[PromptBatch]:
         """Yield prompts that depend on the seed, the stage and the step alone."""
@@ -107,17 +99,11 @@ class PromptObjective:
             yield PromptBatch(prompts.to(self._device), loops)
 
     def loss(self, batch: PromptBatch, progress: float) -> Tensor:
-        """Return the mean squared error over prompts, points, and the last T loops, beside a teacher's if any."""
+        """Return the mean squared error over prompts, points, and the last T loops."""
         prompts = batch.prompts
         with multiplying_in(self._stage.recipe.precision, self._device):
             predictions = self.model(prompts.xs, prompts.ys, batch.loops, self._stage.curriculum.window)
-        predicted = torch.stack(predictions).float()
-        loss = (predicted - prompts.ys).square().mean()
-        if self._teacher is None:
-            return loss
-        with torch.no_grad():
-            taught = torch.stack(self._teacher(prompts.xs, prompts.ys, batch.loops, len(predicted)))
-        return (1 - TEACHER_SHARE) * loss + TEACHER_SHARE * (predicted - taught).square().mean()
+        return (torch.stack(predictions).float() - prompts.ys).square().mean()
 
     def evaluate(self) -> EpochScore:
         """Return the negated error at the last point, divided by the normaliser of the function class."""
@@ -127,15 +113,6 @@ class PromptObjective:
             error = float((predicted[:, -1] - ys[:, -1]).square().mean())
         error /= FUNCTION_CLASSES[self._name].normaliser(self.model.config.dims)
         return EpochScore(-error, "error", error)
-
-
-class Start(NamedTuple):
-    """Initial weights, their origin for the record, a teacher beside the truth, and the speed-up over its model."""
-
-    model: PromptTransformer
-    origin: str
-    teacher: PromptTransformer | None = None
-    speedup: Speedup | None = None
 
 
 def create(**arguments: Any) -> PromptTransformer:
@@ -159,7 +136,6 @@ def train_run(
     seed: int,
     device: DeviceName = "cpu",
     tensorboard: Path | None = None,
-    start: Start | None = None,
     observer: Observer = SILENT,
 ) -> RunMetrics:
     """Train a model stage by stage, measure it, and write its run directory; the same call resumes an unfinished run.
@@ -168,7 +144,6 @@ def train_run(
         name: of the function class.
         directory: path of the run; an earlier run there is replaced when this one is done.
         seed: of the initial weights and of the prompts.
-        start: weights to go on from, of the plan's shape; None draws new ones.
 
     Raises:
         TrainingError: the loss is no longer a finite number.
@@ -178,15 +153,12 @@ def train_run(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = PromptTransformer(plan.config)
-    if start is not None:
-        model.load_state_dict(start.model.state_dict())
     model.to(device_of(device))
     log, losses, scores = dict[str, bytes](), list[float](), list[float]()
     seconds, best = 0.0, 0
     stages = [RunFiles(directory.with_name(f"{directory.name}.{stage.name}"), tensorboard) for stage in plan.stages]
     for number, (stage, files) in enumerate(zip(plan.stages, stages, strict=True)):
-        teacher = start and start.teacher
-        objective = PromptObjective(model, name, stage, seed=seed, number=number, teacher=teacher)
+        objective = PromptObjective(model, name, stage, seed=seed, number=number)
         trained = train(objective, stage.recipe, seed=seed, state=files.state, log=files.log, observer=observer)
         best = len(scores) + trained.best_epoch
         losses += trained.losses
@@ -197,12 +169,10 @@ def train_run(
     measures = evaluate(model, name)
     metrics = RunMetrics(model.parameter_count, len(scores), best, seconds, measures, tuple(losses), tuple(scores))
     how = [f"{stage.name}: {stage.steps} steps, {stage.recipe}, {stage.curriculum}" for stage in plan.stages]
-    if start is not None:
-        how.insert(0, start.origin)
     record = provenance(trainer="; ".join(how), data=f"prompts of the function class {name}", seed=seed)
     arguments = {"function": name, "config": msgspec.to_builtins(plan.config)}
-    speedup, precision = start and start.speedup, plan.stages[-1].recipe.precision if plan.stages else None
-    config = RunConfig(MODEL, arguments, record, speedup=speedup, precision=precision, processor=processor())
+    precision = plan.stages[-1].recipe.precision if plan.stages else None
+    config = RunConfig(MODEL, arguments, record, precision=precision, processor=processor())
     save(directory, model, config, metrics, log)
     for files in stages:
         files.remove()
