@@ -24,7 +24,7 @@ Shell completion: eval "$(_FEWHEADS_COMPLETE=bash_source fewheads)" (or zsh_sour
 #: never imports `export`.
 GROUPS: Final = {
     "Train and shrink": ("train", "import", "finetune", "report", "evaluate", "language", "reduce", "shapes", "plan"),
-    "Experiments": ("compare", "frontier", "int8", "route", "looped", "calculator"),
+    "Experiments": ("compare", "frontier", "int8", "looped", "calculator"),
     "Export and build": ("export", "pack", "estimate", "build", "profile"),
     "Serve and ask": ("serve", "infer", "token"),
     "Measure and inspect": ("bench", "top", "info", "doctor"),

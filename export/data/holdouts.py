@@ -46,26 +46,26 @@ def held_groups(groups: Sequence[str], share: float, seed: int = 0) -> Array:
     return np.array([group in chosen for group in groups], dtype=bool)
 
 
-def held_sources(sources: Sequence[str], texts: Sequence[str], share: float = HOLDOUT_SHARE, seed: int = 0) -> Array:
-    """Hold out whole sources, up to half of a share of the rows, and rows of the other sources for the rest of it.
+def held_sources(sources: Sequence[str], texts: Sequence[str]) -> Array:
+    """Hold out whole sources, up to half of a tenth of the rows, and rows of the other sources for the rest of it.
 
     So is CoLA's dev: 516 of its 1,043 sentences are from sources that its training set lacks.
     """
-    held = held_groups(sources, share / 2, seed)
+    held = held_groups(sources, HOLDOUT_SHARE / 2)
     others = np.flatnonzero(~held)
-    left = (share * len(sources) - held.sum()) / max(1, len(others))
-    held[others] = held_out([texts[row] for row in others.tolist()], left, seed)
+    left = (HOLDOUT_SHARE * len(sources) - held.sum()) / max(1, len(others))
+    held[others] = held_out([texts[row] for row in others.tolist()], left)
     return held
 
 
-def held_phrases(texts: Sequence[str], share: float = HOLDOUT_SHARE, seed: int = 0) -> Array:
-    """Hold out phrases of a share of the sentences; none stands, word by word, within a phrase that is learnt.
+def held_phrases(texts: Sequence[str]) -> Array:
+    """Hold out phrases of a tenth of the sentences; none stands, word by word, within a phrase that is learnt.
 
     A sentence is a text that stands within no other one. A phrase is held out if all sentences that it stands in are.
     """
     found = _sentences(texts)
     sentences = [text for text, longer in found.items() if longer == [text]]
-    held = {text for text, out in zip(sentences, held_out(sentences, share, seed), strict=True) if out}
+    held = {text for text, out in zip(sentences, held_out(sentences, HOLDOUT_SHARE), strict=True) if out}
     return np.array([held.issuperset(found[text]) for text in texts], dtype=bool)
 
 

@@ -59,10 +59,6 @@ class SentenceTask(TextTask, frozen=True, kw_only=True):
         """Read the examples; raise a DataError if a file is missing or malformed."""
         raise NotImplementedError
 
-    def held(self, rows: Examples, data_dir: str | Path, share: float = HOLDOUT_SHARE, seed: int = 0) -> Array:
-        """Return the mask of rows to hold out, [n], which have no text of the others, as :attr:`split` defines it."""
-        return held_rows(rows, self.split, share, seed)
-
     def files(self, data_dir: str | Path) -> tuple[DataFile, ...]:
         """Return the files that :meth:`examples` reads, with their hashes."""
         raise NotImplementedError
@@ -148,27 +144,17 @@ class GlueTask(SentenceTask, frozen=True, kw_only=True):
 
     def examples(self, data_dir: str | Path) -> Splits:
         train = self.read(data_dir, TRAIN)
-        held = self._held(train, self._sources(data_dir))
+        held = self._held(train, data_dir)
         return Splits(train.take(~held), train.take(held), {split: self.read(data_dir, split) for split in self.dev})
 
-    def held(self, rows: Examples, data_dir: str | Path, share: float = HOLDOUT_SHARE, seed: int = 0) -> Array:
-        if sources := self._sources(data_dir):
-            known = dict(zip(self.read(data_dir, TRAIN).texts, sources, strict=True))
-            sources = [known[texts] for texts in rows.texts]
-        return self._held(rows, sources, share, seed)
-
-    def _held(self, rows: Examples, sources: Sequence[str], share: float = HOLDOUT_SHARE, seed: int = 0) -> Array:
+    def _held(self, rows: Examples, data_dir: str | Path) -> Array:
+        """Return the mask of rows to hold out, [n], which have no text of the others."""
         if self.split == 1 or self.held_by == "texts":
-            return held_rows(rows, self.split, share, seed)
+            return held_rows(rows, self.split)
         phrases = [text for (text,) in rows.texts]
         if self.held_by == "phrases":
-            return held_phrases(phrases, share, seed)
-        return held_sources(sources, phrases, share, seed)
-
-    def _sources(self, data_dir: str | Path) -> list[str]:
-        """Return the source of each row to train on; of a task whose hold-out is not drawn by it, none."""
-        rows = self._read(data_dir, TRAIN, self.header[:1]).texts if self.held_by == "sources" else ()
-        return [source for (source,) in rows]
+            return held_phrases(phrases)
+        return held_sources([source for (source,) in self._read(data_dir, TRAIN, self.header[:1]).texts], phrases)
 
     def files(self, data_dir: str | Path) -> tuple[DataFile, ...]:
         return tuple(

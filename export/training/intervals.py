@@ -123,18 +123,6 @@ def average(differences: Sequence[Sample]) -> Difference:
     return Difference(value, _widened(value, drawn, _error([task.by_seed for task in differences])))
 
 
-def simultaneous(values: Array, drawn: Array) -> list[Difference]:
-    """Return differences [k] with intervals that all hold with 95 %, of their resamples [:data:`RESAMPLES`, k].
-
-    They are studentised maxima of a paired bootstrap: Westfall and Young 1993.
-    """
-    deviation = drawn.std(axis=0)
-    relative = (drawn - values) / np.where(deviation > 0, deviation, 1.0)
-    above, below = (np.quantile(side.max(axis=1), 0.975) for side in (relative, -relative))
-    lows, highs = values - above * deviation, values + below * deviation
-    return [Difference(float(v), (float(a), float(b))) for v, a, b in zip(values, lows, highs, strict=True)]
-
-
 def over_seeds(values: Sequence[float]) -> Mean:
     """Return the mean of runs whose items are not known, with Student's interval; that of one run is empty."""
     by_seed = np.array(values)

@@ -13,7 +13,7 @@ from export.cli.finetune import finetune
 from export.cli.frontier import frontier
 from export.cli.pack import pack
 from export.cli.reduce import reduce
-from export.cli.route import route
+from export.cli.report import report
 from export.cli.shapes import shapes
 from export.cli.train import train
 from tests.support.task_data import invoke
@@ -39,7 +39,7 @@ def contents(root):
     return {path.relative_to(root): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
-MODEL, HERE, RUNS = ("--data-dir", "data", "--model"), ("--out", "."), ("full", "lean", "--cost-ratio", 0.5)
+MODEL, HERE = ("--data-dir", "data", "--model"), ("--out", ".")
 FRONTIER = (*MODEL, "model", "--tier", "full", "--transfer", "file")
 APART = ".*expected a path apart from everything else that the command reads or writes"
 #: What --replace allows: another result of the same kind.
@@ -47,7 +47,7 @@ EXISTING = [
     (train, ("calculator-oracle", "--out", "."), "calculator-oracle: got an existing run"),
     (finetune, ("sst-2", *MODEL, "model", "--name", "earlier", *HERE), "earlier: got an existing run"),
     (reduce, ("full", "--out", "earlier"), "earlier: got an existing run"),
-    (route, (*RUNS, "--out", "figures.json"), "figures.json: got an existing file"),
+    (report, ("full", "--out", "figures.json"), "figures.json: got an existing file"),
     (shapes, ("model", "--lengths", "8", "--out", "timed"), "timed: got an existing directory of shapes"),
     (export, ("full", "--repository", "bundles", "--name", "sst2"), "sst2-1: got an existing bundle"),
     (pack, ("own.onnx", "--repository", "bundles", "--name", "sst2"), "sst2-1: got an existing bundle"),
@@ -63,9 +63,8 @@ REFUSED = [
     (shapes, ("model", "--lengths", "8", "--out", "model"), "the path of MODEL" + APART),
     (shapes, ("model", "--lengths", "8", "--out", "photos"), "something that is not a directory of shapes"),
     (reduce, ("full", "--data-dir", "data", "--out", "data/glue/SST-2/x"), "a path inside of the data in" + APART),
-    (route, (*RUNS, "--out", "none/figures.json"), "no such directory"),
-    (route, (*RUNS, "--out", "full/config.json"), "a path inside of FULL_RUN" + APART),
-    (route, (*RUNS, "--out", "lean/new.json"), "a path inside of LEAN_RUN" + APART),
+    (report, ("full", "--out", "none/page.html"), "no such directory"),
+    (report, ("full", "--out", "full/config.json"), "a path inside of RUN" + APART),
     (compare, ("full", "--out", "full/compared"), "a path inside of RUN" + APART),
     (compare, ("full", "--data-dir", "data", "--out", "data"), "a directory that holds the data in" + APART),
     (compare, ("full", "--out", "photos"), "a directory with other files"),

@@ -12,7 +12,6 @@ from export.cli.import_ import import_
 from export.cli.int8 import int8
 from export.cli.reduce import reduce
 from export.cli.report import report
-from export.cli.route import route
 from export.data.unlabelled import find_images, read_texts
 from export.errors import CheckpointError, DataError
 from export.importing.directory import read_directory
@@ -219,9 +218,9 @@ def test_a_reduction_needs_data(classifier, tmp_path, sst2):
     with pytest.raises(UsageError, match=r"--data: got .*texts.txt, expected a run of an imported model\. Leave"):
         invoke(reduce, sst2 / "SST-2", "--data", texts, "--out", tmp_path / "small")
     invoke(import_, classifier, "--out", run, "--data", texts, "--replace")
-    for command, *options in ((report,), (compare, "--out", tmp_path / "compared"), (int8,), (route, run)):
+    for command, *options in ((report,), (compare, "--out", tmp_path / "compared"), (int8,)):
         with pytest.raises(UsageError, match=r"RUN: got an imported model, expected a run of 'fewheads finetune'"):
-            invoke(command, run, *options, *(("--cost-ratio", 0.5) if command is route else ()))
+            invoke(command, run, *options)
     texts.unlink()
     with pytest.raises(DataError, match=r"data in .*texts.txt: got nothing there, .*\. Give --data\."):
         invoke(reduce, run, "--out", tmp_path / "small")

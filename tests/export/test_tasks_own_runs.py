@@ -22,7 +22,6 @@ from export.cli.finetune import finetune
 from export.cli.plan import plan
 from export.cli.reduce import reduce
 from export.cli.report import report
-from export.cli.route import route
 from export.data.images import image_step
 from export.data.tokens import load_tokenizer
 from export.errors import DataError
@@ -117,7 +116,7 @@ def test_a_run_on_own_data_is_planned_reduced_and_taught(taught):
     assert [layer["ffn_dim"] for layer in plans[0]["layers"]] == [shape.ffn_dim for shape in lean.layers]
 
 
-def test_runs_on_own_data_are_exported_with_their_labels_and_texts_and_routed(taught):
+def test_runs_on_own_data_are_exported_with_their_labels_and_texts(taught):
     runs = (taught / "reviews", taught / "taught")
     tiers = ("--tier-name", "x1", "--tier-name", "lean", "--artifacts", "onnxruntime")
     invoke(export, *runs, "--repository", taught / "models", "--name", "reviews", *tiers)
@@ -128,8 +127,6 @@ def test_runs_on_own_data_are_exported_with_their_labels_and_texts_and_routed(ta
     golden = {text.decode() for text in bundle.golden.raw["text"].ravel()}
     assert golden <= {text for text, _ in make_sentiment(360)} | {LONG.strip()}
     assert bundle.manifest.preprocess.max_text_bytes == len(LONG.strip())
-    routed = json.loads(invoke(route, *runs, "--cost-ratio", 0.5, "--json"))
-    assert (routed["task"], routed["splits"][1]["items"]) == ("reviews.csv", 62)
 
 
 @pytest.mark.slow
@@ -224,12 +221,8 @@ def test_own_data_are_not_replaced_where_they_were_recorded_or_are_now(tuned, tm
     place = ("--data-dir", tmp_path, "--replace")
     for file in files:
         kept = file.read_bytes()
-        for command, *arguments in (
-            (report, run, "--out", file),
-            (route, run, run, "--cost-ratio", 0.5, "--out", file),
-        ):
-            with pytest.raises(UsageError, match=f"{file}: got the path of the data in {file}, expected a path apart"):
-                invoke(command, *arguments, *place)
+        with pytest.raises(UsageError, match=f"{file}: got the path of the data in {file}, expected a path apart"):
+            invoke(report, run, "--out", file, *place)
         with pytest.raises(UsageError, match=f"got a path inside of the data in {file}, expected a path apart"):
             invoke(compare, run, "--out", file / "compared", *place[:2])
         assert file.read_bytes() == kept
