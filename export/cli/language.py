@@ -35,7 +35,6 @@ from export.training.watch import watching
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
     from edge.bundles.manifest import Measure
-    from export.generate.reduce import Method
     from export.generate.train import Size
     from export.training.device import DeviceName
     from export.training.recipe import Precision
@@ -278,13 +277,6 @@ def evaluate(
     help="Share of the attention heads that stay; where heads share keys and values, they stay or go together.",
 )
 @click.option("--neurons", type=_SHARE, default=1.0, show_default=True, help="Share of the FFN neurons that stay.")
-@click.option(
-    "--method",
-    type=click.Choice(["calibrated", "magnitude"]),
-    default="calibrated",
-    show_default=True,
-    help="magnitude is a baseline: the smallest weights go, and the others stay as they are.",
-)
 @click.option("--texts", type=click.IntRange(1), default=512, show_default=True, help="Texts for the calibration.")
 @limit_option
 @language_seed_option
@@ -297,7 +289,6 @@ def reduce(
     data: tuple[str, ...],
     heads: float,
     neurons: float,
-    method: Method,
     texts: int,
     limit: int | None,
     seed: int,
@@ -327,7 +318,6 @@ def reduce(
             out,
             heads,
             neurons,
-            method=method,
             texts=texts,
             seed=seed,
             device=device,

@@ -107,16 +107,6 @@ class Calibration:
         return [[sums.second_moment[0] for sums in moments[first : first + 2]] for first in range(0, len(moments), 2)]
 
 
-def by_magnitude(layers: Sequence[tuple[Sublayer, Sublayer]]) -> list[list[Removal]]:
-    """Return the order of removal of heads and of neurons in each layer by the squares of their weights."""
-
-    def removal(squares: Tensor) -> Removal:
-        rising, order = squares.sort(stable=True)
-        return Removal(tuple(order.tolist()), torch.cat([rising.new_zeros(1), rising.cumsum(0)]))
-
-    return [[removal(of.squares()) for of in layer] for layer in layers]
-
-
 def by_calibration(calibration: Calibration, seed: int, on_part: OnPart) -> list[list[Removal]]:
     """Return the order of removal of heads and of neurons in each layer by the texts; the calibration is used up."""
     removals = []

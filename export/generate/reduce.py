@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,7 +28,6 @@ from export.generate.ranking import (
     OnPart,
     blocks_to_remove,
     by_calibration,
-    by_magnitude,
     kept_counts,
 )
 from export.generate.sublayers import Sublayer, left_parameters
@@ -45,9 +44,6 @@ from export.training.runs import RunConfig, RunMetrics
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-#: By calibration, or as a baseline by the size of the weights, without a fit of what stays.
-Method = Literal["calibrated", "magnitude"]
-
 #: Name of the model in the record.
 MODEL = "reduced-language-model"
 
@@ -59,7 +55,6 @@ def reduce_directory(
     heads: float = 1.0,
     neurons: float = 1.0,
     *,
-    method: Method = "calibrated",
     texts: int,
     seed: int,
     device: DeviceName = "cpu",
@@ -90,13 +85,13 @@ def reduce_directory(
     rows = encode_fitting(tokenizer, [corpus.train[number] for number in chosen], positions)
     holdout = encode_fitting(tokenizer, corpus.holdout, positions)
     before = token_measures("before", teacher_forced(model, holdout))
-    reduced = reduce_decoder(model, rows, heads, neurons, method=method, seed=seed, on_part=on_part)
+    reduced = reduce_decoder(model, rows, heads, neurons, seed=seed, on_part=on_part)
     measures = (*token_measures("holdout", teacher_forced(model, holdout)), *before)
     metrics = RunMetrics(left_parameters(model), 0, 0, time.perf_counter() - begun, measures)
-    arguments: dict[str, Any] = {"name": directory.name, "method": method, "heads": heads, "neurons": neurons}
+    arguments: dict[str, Any] = {"name": directory.name, "method": "calibrated", "heads": heads, "neurons": neurons}
     arguments["layers"] = [_recorded(report) for report in reduced.reports]
     made = provenance(
-        trainer=f"{method} reduction to {heads:g} of the heads and {neurons:g} of the neurons of "
+        trainer=f"calibrated reduction to {heads:g} of the heads and {neurons:g} of the neurons of "
         f"{origin_of(identity_of(source))}",
         data=f"{corpus.described}; {len(rows)} for calibration",
         seed=seed,
@@ -112,7 +107,6 @@ def reduce_decoder(
     heads: float = 1.0,
     neurons: float = 1.0,
     *,
-    method: Method = "calibrated",
     seed: int = 0,
     on_part: OnPart = lambda work, done, parts: None,
 ) -> ReducedModel[PreTrainedModel]:
@@ -124,8 +118,7 @@ def reduce_decoder(
     if not fewer_heads + fewer_neurons:
         given, expected = Raw(f"{heads:g} and {neurons:g}"), "shares that remove something"
         raise UsageError("--heads and --neurons", given=given, expected=expected, fix="Give a smaller share.")
-    # The ranking uses up what it gets.
-    removals = by_magnitude(layers) if method == "magnitude" else by_calibration(copy(calibration), seed, on_part)
+    removals = by_calibration(copy(calibration), seed, on_part)  # which uses up what it gets
     of_heads, of_neurons = zip(*removals, strict=True)
     counts = zip(kept_counts(of_heads, fewer_heads), kept_counts(of_neurons, fewer_neurons, NEURON_BLOCK), strict=True)
     dense = tuple(LayerShape(len(a.features), a.features.shape[1], len(f.features)) for a, f in layers)
@@ -140,7 +133,7 @@ def reduce_decoder(
         errors = []
         for sublayer, kept in zip(layer, (planned.heads, planned.neurons), strict=True):
             (features,) = calibration.features(number, [sublayer])
-            errors.append(_remove(sublayer, kept or (), features, fits=method == "calibrated"))
+            errors.append(_remove(sublayer, kept or (), features))
         calibration.advance(number)
         scores = of_heads[number].errors.diff()[torch.tensor(of_heads[number].order).argsort()]
         report = LayerReport(planned, number=number, head_scores=tuple(scores.tolist()))
@@ -160,14 +153,13 @@ def _recorded(report: LayerReport) -> dict[str, Any]:
     }
 
 
-def _remove(sublayer: Sublayer, kept: tuple[int, ...], features: Features, *, fits: bool) -> float:
+def _remove(sublayer: Sublayer, kept: tuple[int, ...], features: Features) -> float:
     """Remove all other groups, and return the relative error of the output on the calibration texts."""
     if len(kept) == sublayer.groups:
         return 0.0
     C, W = features.covariance, sublayer.weight
     B = kept_columns(len(C), kept, sublayer.features.shape[1])
-    fit = Fit.of(W, B, least_squares(C, W, B) if fits else B.T @ W, features.mean, C)
+    fit = Fit.of(W, B, least_squares(C, W, B), features.mean, C)
     sublayer.remove(sorted({*range(sublayer.groups)} - {*kept}))
-    if fits:
-        sublayer.fill(B @ fit.weight, fit.shift)
+    sublayer.fill(B @ fit.weight, fit.shift)
     return fit.error

@@ -48,10 +48,6 @@ class Sublayer(NamedTuple):
         """The number of parameters of each group."""
         return sum(weights[0].numel() for weights in self._weights())
 
-    def squares(self) -> Tensor:
-        """Return the sum of the squares of all weights of each group, [G]."""
-        return torch.stack([weights.cpu().double().square().flatten(1).sum(1) for weights in self._weights()]).sum(0)
-
     def left(self) -> Tensor:
         """Return the numbers of the groups that add to the output, the first one if none does."""
         left = (_by_input(self.output)[self.features] != 0).any(2).any(1).nonzero()[:, 0]

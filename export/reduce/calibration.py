@@ -20,7 +20,7 @@ from export.data.tokens import Batch, Rows, sorted_batches
 from export.errors import ReductionError
 from export.models.heads import Head
 from export.models.transformer import Layer, Transformer
-from export.reduce.states import Padded, recorded, tokens_of
+from export.reduce.states import recorded, tokens_of
 
 BATCH = 32
 _FIX = "Check the weights, and the inputs of the calibration set."
@@ -109,7 +109,7 @@ def check_calibration(transformer: Transformer, batches: Sequence[Batch]) -> Non
 
 
 def attention_statistics(
-    layer: Layer, states: Sequence[Tensor], batches: Sequence[Padded]
+    layer: Layer, states: Sequence[Tensor], batches: Sequence[Batch]
 ) -> tuple[AttentionStatistics, list[Tensor]]:
     """Run a layer's attention over calibration inputs.
 
@@ -137,7 +137,7 @@ def attention_statistics(
     return statistics, after
 
 
-def feed_forward_statistics(layer: Layer, states: Sequence[Tensor], batches: Sequence[Padded]) -> Features:
+def feed_forward_statistics(layer: Layer, states: Sequence[Tensor], batches: Sequence[Batch]) -> Features:
     """Run a layer's feed-forward over the states after its attention.
 
     Raises:

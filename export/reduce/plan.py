@@ -85,7 +85,7 @@ class LayerReport(msgspec.Struct, frozen=True):
         measured_feed_forward_error: of the feed-forward's output, on the calibration inputs.
         number: of the original layer, from 0.
         head_scores: of language models, for each original head the loss of its removal after the heads that go before
-            it: the mean square by which it moves the logits; by magnitude, the square of its weights.
+            it: the mean square by which it moves the logits.
     """
 
     plan: LayerPlan

@@ -7,14 +7,13 @@ after every layer; the same call resumes from it and ends with the same bits.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 from torch import Tensor, nn
 
-from export.data.tokens import Rows
+from export.data.tokens import Batch, Rows
 from export.models.heads import Head
 from export.models.transformer import Layer
 from export.reduce.calibration import attention_statistics, calibration_batches, check_weights, feed_forward_statistics
@@ -23,7 +22,7 @@ from export.reduce.losses import OnProgress, SavedState, measure_losses, silent
 from export.reduce.plan import LayerPlan, LayerReport, ReducedModel, ReductionPlan, check_plan, plan_of
 from export.reduce.search import choose_shapes
 from export.reduce.spread import spread_shapes
-from export.reduce.states import Padded, after_attention, after_feed_forward, embedded, layers_of, relative_error
+from export.reduce.states import after_attention, after_feed_forward, embedded, layers_of, relative_error
 from export.reduce.sublayers import AttentionReducer, FeedForwardReducer, ReducedHalf, with_half
 from export.reduce.target import Strategy
 
@@ -32,7 +31,7 @@ LAYERS = "layers"
 
 
 def reduced_layer(
-    layer: Layer, plan: LayerPlan, states: Sequence[Tensor], batches: Sequence[Padded]
+    layer: Layer, plan: LayerPlan, states: Sequence[Tensor], batches: Sequence[Batch]
 ) -> tuple[Layer, list[Tensor], LayerReport]:
     """Reduce a layer: first its attention, then its feed-forward for the output of the new attention.
 
@@ -69,33 +68,6 @@ def reduced_layer(
         relative_error(halved, new, "feed_forward", halfway, batches),
     )
     return new, halfway, report
-
-
-def reduced_layers(
-    layers: Sequence[Layer],
-    plan: ReductionPlan,
-    states: Sequence[Tensor],
-    batches: Sequence[Padded],
-    known: Sequence[tuple[Layer, LayerReport]] = (),
-) -> Iterator[tuple[Layer, LayerReport]]:
-    """Yield each layer that stays, reduced on the outputs of those before it, and its report.
-
-    Args:
-        layers: the originals; they are not changed.
-        states: the input of the first one for each batch.
-        known: the first results of an earlier call with the same arguments.
-    """
-    results = iter(known)
-    for number, (layer, planned) in enumerate(zip(layers, plan.layers, strict=True)):
-        if planned is None:
-            continue
-        if result := next(results, None):
-            halfway = after_attention(result[0], states, batches)
-        else:
-            new, halfway, report = reduced_layer(layer, planned, states, batches)
-            result = new, msgspec.structs.replace(report, number=number)
-        yield result
-        states = after_feed_forward(result[0], halfway)
 
 
 def reduce_model(
@@ -159,18 +131,23 @@ def apply_plan(
     transformer = reduced.transformer
     config = msgspec.structs.replace(transformer.config, layers=plan.shapes)
     like, kept = next(transformer.layers.parameters()), list[Layer]()
-    for shape, tensors in zip(plan.shapes, weights, strict=False):
-        kept.append(Layer(config, shape))
-        kept[-1].load_state_dict(tensors)
-        kept[-1].eval().to(like)
-    states, known = embedded(transformer, batches), list(zip(kept, reports, strict=True))
-    results = reduced_layers(layers_of(transformer), plan, states, batches, known)
-    for new, report in islice(results, len(known), None):
+    states = embedded(transformer, batches)
+    for number, (layer, planned) in enumerate(zip(layers_of(transformer), plan.layers, strict=True)):
+        if planned is None:
+            continue
+        if len(kept) < len(weights):  # of an interrupted call
+            new = Layer(config, planned.shape)
+            new.load_state_dict(weights[len(kept)])
+            new.eval().to(like)
+            halfway = after_attention(new, states, batches)
+        else:
+            new, halfway, report = reduced_layer(layer, planned, states, batches)
+            reports.append(msgspec.structs.replace(report, number=number))
+            weights.append(new.state_dict())
+            saved.save({"weights": weights, "reports": msgspec.json.encode(reports).decode()})
+            on_progress("layers", number + 1, len(plan.layers))
         kept.append(new)
-        reports.append(report)
-        weights.append(new.state_dict())
-        saved.save({"weights": weights, "reports": msgspec.json.encode(reports).decode()})
-        on_progress("layers", report.number + 1, len(plan.layers))
+        states = after_feed_forward(new, halfway)
     transformer.layers, transformer.config = nn.ModuleList(kept), config
     carried_out = {report.number: report.plan for report in reports}
     plan = msgspec.structs.replace(plan, layers=tuple(map(carried_out.get, range(len(plan.layers)))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +13,6 @@ from export.data.tokens import Batch
 from export.models.transformer import Layer, Transformer
 
 Part = Literal["attention", "feed_forward"]
-
-
-class Padded(Protocol):
-    """What a layer needs to know of a batch; :class:`export.data.tokens.Batch` is one."""
-
-    @property
-    def mask(self) -> Tensor | None:
-        """[N, T], 1 for tokens and 0 for padding; None when nothing is padding."""
 
 
 class Passed(NamedTuple):
@@ -42,7 +34,7 @@ def embedded(transformer: Transformer, batches: Sequence[Batch]) -> list[Tensor]
         return [embed(b.inputs) if b.segments is None else embed(b.inputs, b.segments) for b in batches]
 
 
-def after_attention(layer: Layer, states: Sequence[Tensor], batches: Sequence[Padded]) -> list[Tensor]:
+def after_attention(layer: Layer, states: Sequence[Tensor], batches: Sequence[Batch]) -> list[Tensor]:
     """Return the output of a layer's first half for ``states``, [N, T, d] for each batch."""
     with torch.no_grad():
         return [layer.after_attention(x, batch.mask) for x, batch in zip(states, batches, strict=True)]
@@ -101,7 +93,7 @@ def recorded(modules: Iterable[nn.Module]) -> Iterator[dict[nn.Module, Passed]]:
 
 
 def relative_error(
-    before: Layer, after: Layer, part: Part, states: Sequence[Tensor], batches: Sequence[Padded]
+    before: Layer, after: Layer, part: Part, states: Sequence[Tensor], batches: Sequence[Batch]
 ) -> float:
     """Return the mean squared error of a half's output over the variance of the original's, without the residual."""
     count, lost = 0, 0.0
