@@ -181,12 +181,12 @@ def compare(
     with loading_torch("loading torch, model and data"):
         from export.generate.model import Base, positions_of
         from export.papers.backward.methods import read_task
-        from export.papers.backward.run import HeadComparison, Settings
+        from export.papers.backward.run import ComparisonSettings, HeadComparison
         from export.papers.experiment import digest, run_experiment
 
         base = Base(backbone, device)
         tasks = {path.name: read_task(path, base.tokenizer, positions_of(base.model), limit) for path in data}
-    settings = Settings(
+    settings = ComparisonSettings(
         base=base.identity,
         data={path.name: digest(path.parent, f"*/{path.name}.txt") for path in data},
         limit=limit,

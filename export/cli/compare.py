@@ -12,7 +12,7 @@ from edge.errors import UsageError
 from export.bundle.outputs import check_workspace
 from export.finetune import data_inputs, labelled_data
 from export.finetune.options import epochs_option, rate_option
-from export.finetune.recipe import Recipe
+from export.finetune.recipe import FinetuningRecipe
 from export.papers.experiment import SETTINGS, run_experiment
 from export.training.loading import loading_torch
 from export.training.options import DIRECTORY, device_option, out_option, precision_option, run_data_dir_option
@@ -66,6 +66,6 @@ def compare(
                 expected, fix = f"one of {', '.join(MECHANISMS)}", "Give a mechanism, or leave --only out."
                 raise UsageError("--only", given=name, expected=expected, fix=fix)
         chosen = [name for name in MECHANISMS if not names or name in (FULL, *names)]
-        recipe = Recipe(epochs=epochs, peak_learning_rate=lr, precision=precision)
+        recipe = FinetuningRecipe(epochs=epochs, peak_learning_rate=lr, precision=precision)
         experiment = Mechanisms(run, data_dir, out, chosen, recipe, limit=limit, seeds=seeds, device=device)
     run_experiment(experiment, out, plots=False, as_json=as_json)

@@ -25,7 +25,7 @@ from export.finetune.options import (
     rate_option,
     transfer_option,
 )
-from export.finetune.recipe import MAX_LENGTH, Recipe
+from export.finetune.recipe import MAX_LENGTH, FinetuningRecipe
 from export.report.table import print_measures
 from export.training.loading import loading_torch
 from export.training.options import (
@@ -198,7 +198,7 @@ def finetune(
                 further["planned"] = config.planned
         max_length = max_length or MAX_LENGTH
         data = prepare(selected, read_from, reader, max_length=max_length, limit=limit, **further)
-    recipe = Recipe(
+    recipe = FinetuningRecipe(
         epochs=epochs, batch_size=batch, peak_learning_rate=lr, average=average, precision=precision, distillation=how
     )
     trained = []

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from edge.datatypes import Array
 from edge.errors import Raw, UsageError
 from export.data.tokens import Batch, Rows, shuffled_batches, sorted_batches
-from export.finetune.recipe import Recipe
+from export.finetune.recipe import FinetuningRecipe
 from export.models.heads import Head, Outputs, tensors_of
 from export.models.transformer import Transformer, TransformerConfig
 from export.training.checkpoint import fingerprint
@@ -99,7 +99,7 @@ class TaskObjective:
         self,
         model: Head,
         train: Rows,
-        recipe: Recipe,
+        recipe: FinetuningRecipe,
         *,
         seed: int,
         evaluate: Callable[[], float],

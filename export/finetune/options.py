@@ -1,4 +1,4 @@
-"""Options of a fine-tuning, whose defaults are those of :class:`export.finetune.recipe.Recipe`, but for some epochs."""
+"""Options of a fine-tuning; their defaults are those of :class:`.recipe.FinetuningRecipe`, but for some epochs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge.cli.options import FloatRange, grouped_options
 from edge.cli.output import remark, working
 from edge.errors import Raw, UsageError
 from export.errors import listed
-from export.finetune.recipe import Distillation, Recipe
+from export.finetune.recipe import Distillation, FinetuningRecipe
 
 if TYPE_CHECKING:
     from export.training.runs import OwnData, SplitVersion
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_RECIPE, _DISTILLATION = Recipe(), Distillation()
+_RECIPE, _DISTILLATION = FinetuningRecipe(), Distillation()
 
 
 def epochs_option(default: int = _RECIPE.epochs) -> Callable[[F], F]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from export.finetune import is_imported
-from export.training import recipe
+from export.training.recipe import Recipe, Schedule
 from export.training.runs import OwnData, RunConfig
 
 #: Tokens of a text; longer ones are cut.
@@ -32,7 +31,7 @@ class Distillation(msgspec.Struct, frozen=True, kw_only=True):
     transfer_share: float = 0.5
 
 
-class Recipe(recipe.Recipe, frozen=True, kw_only=True):
+class FinetuningRecipe(Recipe, frozen=True, kw_only=True):
     """Settings of a fine-tuning.
 
     The peak learning rate is for models of MiniLM's size; export/reduce/LIMITS.md compares some. For BERT's size,
@@ -48,7 +47,7 @@ class Recipe(recipe.Recipe, frozen=True, kw_only=True):
     epochs: int = 3
     peak_learning_rate: float = 1e-4
     warmup_share: float = 0.1
-    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    schedule: Schedule = "linear"
     weight_decay: float = 0.01
     clip_norm: float | None = 1.0
     distillation: Distillation = Distillation()
@@ -57,7 +56,7 @@ class Recipe(recipe.Recipe, frozen=True, kw_only=True):
 
 
 #: The best recipe for reduced models on the hold-out of STS-B; export/reduce/LIMITS.md has the others, and CoLA.
-RESTORING = Recipe(epochs=8, peak_learning_rate=4e-4, distillation=Distillation(hidden=5.0))
+RESTORING = FinetuningRecipe(epochs=8, peak_learning_rate=4e-4, distillation=Distillation(hidden=5.0))
 
 
 def restoring_command(config: RunConfig, data_dir: Path, *, model: Path, teacher: Path) -> str:

@@ -30,7 +30,7 @@ from export.finetune.objectives import TaskObjective, Teacher
 from export.finetune.own_texts import own_task
 from export.finetune.predictions import Predicted, encode_predictions
 from export.finetune.questions import SQUAD
-from export.finetune.recipe import Recipe
+from export.finetune.recipe import FinetuningRecipe
 from export.finetune.task import Data, Reader, Task
 from export.finetune.text_tasks import SentenceTask
 from export.finetune.transfer import TransferObjective
@@ -90,7 +90,7 @@ def finetune_run(
     data: Data,
     reader: Reader,
     directory: str | Path,
-    recipe: Recipe,
+    recipe: FinetuningRecipe,
     *,
     seed: int,
     max_length: int,

@@ -24,7 +24,7 @@ from export.finetune.predictions import (
     pearson,
     spearman,
 )
-from export.finetune.recipe import Distillation, Recipe
+from export.finetune.recipe import Distillation, FinetuningRecipe
 from export.models.heads import SequenceClassifier, SpanClassifier
 from export.models.transformer import Transformer
 from export.training.intervals import known_interval
@@ -32,7 +32,7 @@ from export.training.points import Planned
 from export.training.recipe import learning_rate
 from tests.support.task_data import Seen, accuracy_on, fine_tune, make_classifier, make_transformer, same
 
-RECIPE = Recipe(epochs=3, batch_size=32, peak_learning_rate=2e-2)
+RECIPE = FinetuningRecipe(epochs=3, batch_size=32, peak_learning_rate=2e-2)
 
 
 def tune(model, train, holdout, recipe=RECIPE, **options):
@@ -111,10 +111,10 @@ def test_the_best_epoch_or_the_last_average_is_kept(average, kept, train):
 
 
 def test_learning_rate_rises_and_falls_in_lines():
-    recipe = Recipe(peak_learning_rate=1.0, warmup_share=0.2)
+    recipe = FinetuningRecipe(peak_learning_rate=1.0, warmup_share=0.2)
     rates = [learning_rate(recipe, progress) for progress in (0, 0.1, 0.2, 0.6, 1)]
     assert rates == pytest.approx([0, 0.5, 1, 0.5, 0])
-    assert learning_rate(Recipe(warmup_share=0.0), 0.0) == Recipe().peak_learning_rate
+    assert learning_rate(FinetuningRecipe(warmup_share=0.0), 0.0) == FinetuningRecipe().peak_learning_rate
 
 
 def test_a_student_imitates_its_teacher(train, holdout):

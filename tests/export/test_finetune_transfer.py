@@ -10,13 +10,13 @@ from export.data.examples import Examples
 from export.errors import DataError
 from export.finetune import transfer
 from export.finetune.objectives import Teacher
-from export.finetune.recipe import Distillation, Recipe
+from export.finetune.recipe import Distillation, FinetuningRecipe
 from export.finetune.transfer import TransferObjective, read_transfer
 from export.training.runs import read_config
 from export.training.trainer import train as training
 from tests.support.task_data import Seen, accuracy_on, encoded, invoke, make_classifier, make_sentiment, same
 
-RECIPE = Recipe(
+RECIPE = FinetuningRecipe(
     epochs=2, batch_size=32, peak_learning_rate=2e-2, distillation=Distillation(imitation=0.0, transfer_share=0.75)
 )
 
@@ -86,7 +86,7 @@ def test_answers_to_unlabelled_text_outweigh_wrong_labels_and_a_training_resumes
     signal = encoded(make_sentiment(320))
     teacher = make_classifier()
     wrong = msgspec.structs.replace(signal, targets=1 - signal.targets)
-    tuned = Recipe(epochs=3, batch_size=32, peak_learning_rate=2e-2)
+    tuned = FinetuningRecipe(epochs=3, batch_size=32, peak_learning_rate=2e-2)
 
     def tune(model, rows, recipe, teacher=None, transfer=None, **options):
         common = {"seed": 0, "evaluate": accuracy_on(model, holdout), "teacher": teacher}

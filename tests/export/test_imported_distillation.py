@@ -26,7 +26,7 @@ from export.errors import DataError
 from export.finetune.imported import ImportedTask, answers
 from export.finetune.models import open_model, space_of
 from export.finetune.objectives import TaskObjective
-from export.finetune.recipe import Recipe
+from export.finetune.recipe import FinetuningRecipe
 from export.finetune.run import task_of
 from export.importing.run import import_run
 from export.models.heads import NO_LABEL, TokenClassifier
@@ -202,7 +202,7 @@ def test_the_original_answers_each_text_once_for_labels_and_imitation(place):
     task, options = ImportedTask(found.architecture, found.head), {"max_length": 24, "limit": None}
     reader, shape = load_tokenizer(place / "embedder"), student.transformer.config
     data = task.prepare(place / "texts.txt", reader, **options, student=shape)
-    objective = TaskObjective(student, data.train, Recipe(), seed=0, evaluate=float, teacher=data.teacher)
+    objective = TaskObjective(student, data.train, FinetuningRecipe(), seed=0, evaluate=float, teacher=data.teacher)
     assert objective.loss(next(objective.batches(0, 0)), 0.0) > 0
     assert sum(answered) == len(data.train.targets) + len(data.holdout.targets)
 

@@ -11,7 +11,7 @@ from torch import nn
 from export.errors import ReductionError
 from export.finetune.objectives import outputs_of
 from export.finetune.predictions import predict
-from export.finetune.recipe import Recipe
+from export.finetune.recipe import FinetuningRecipe
 from export.models.attention import MultiHeadAttention
 from export.papers.adaptive.attention import AdaptiveAttention, HeadScorer, hard_keep, soft_keep
 from export.papers.adaptive.run import head_use
@@ -236,14 +236,14 @@ def test_scores_that_depend_on_the_input_are_rejected(rotated):
 @pytest.fixture(scope="module")
 def learnt(train, holdout):
     dense = make_classifier()
-    recipe = Recipe(epochs=3, batch_size=32, peak_learning_rate=2e-2)
+    recipe = FinetuningRecipe(epochs=3, batch_size=32, peak_learning_rate=2e-2)
     fine_tune(dense, train, recipe, evaluate=accuracy_on(dense, holdout))
     return rotated_model(dense, [train.batch(np.arange(64))])
 
 
 def trained(learnt, train, holdout, mode, kind, epochs=2, scorer=None, **options):
     """Return the trained model, the use of its heads before and after, and what the training returned."""
-    recipe = Recipe(epochs=epochs, batch_size=32, peak_learning_rate=2e-3)
+    recipe = FinetuningRecipe(epochs=epochs, batch_size=32, peak_learning_rate=2e-3)
     model = with_scores(learnt, mode, scorer or scorers(0))
     before = head_use(model, holdout)
     with adaptive_term(model, kind) as term:
@@ -303,6 +303,6 @@ def test_an_interrupted_budget_ends_with_the_same_bits(learnt, train, holdout, t
 
 def test_a_run_stops_below_its_floor_and_keeps_the_epoch_before(train):
     scores = iter([0.9, 0.8, 0.6, 0.95])
-    recipe = Recipe(epochs=4, batch_size=64)
+    recipe = FinetuningRecipe(epochs=4, batch_size=64)
     tuned = fine_tune(make_classifier(), train, recipe, evaluate=lambda: next(scores), stop_below=0.7)
     assert (tuned.scores, tuned.best_epoch, tuned.steps) == ((0.9, 0.8, 0.6), 2, 15)

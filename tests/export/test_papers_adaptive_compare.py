@@ -13,7 +13,7 @@ from export.errors import ReductionError
 from export.finetune.objectives import outputs_of
 from export.finetune.predictions import predict
 from export.papers.adaptive.mechanisms import MECHANISMS, SharedInputs
-from export.papers.adaptive.run import HeadUse, Record, Speed, difference, head_use, multiplications, tables_of
+from export.papers.adaptive.run import HeadUse, MechanismRecord, Speed, difference, head_use, multiplications, tables_of
 from export.papers.adaptive.term import (
     adaptive_term,
 )
@@ -71,7 +71,7 @@ def test_half_of_attention_is_left_and_the_bound_counts_scorers(shared, made):
 
 
 def record(name, seed, answers, targets, smaller=True):
-    return Record(
+    return MechanismRecord(
         name=name,
         what="",
         seed=seed,
@@ -110,7 +110,7 @@ def test_the_command_compares_and_resumes(place):
     options = (place / "SST-2", "--data-dir", place, "--limit", 64, "--only", "uniform", "--out", place / "out")
     (table,) = json.loads(invoke(compare, *options, "--json"))["tables"]
     assert [row[0] for row in table["rows"]] == ["full", "uniform"]
-    records = read_records(place / "out", Record)
+    records = read_records(place / "out", MechanismRecord)
     assert [[speed.tokens for speed in one.speeds] for one in records.values()] == [[8, 64]] * 2
     full, uniform = records.values()
     assert uniform.use.kept == pytest.approx(0.5, abs=0.01)
@@ -119,7 +119,7 @@ def test_the_command_compares_and_resumes(place):
     # One more mechanism: finished ones are kept.
     (table,) = json.loads(invoke(compare, *options, "--only", "fixed", "--json"))["tables"]
     assert [row[0] for row in table["rows"]] == ["full", "uniform", "fixed"]
-    again = read_records(place / "out", Record)
+    again = read_records(place / "out", MechanismRecord)
     assert {name: again[name] for name in records} == records
     assert 0 < again["fixed-seed0"].use.score < 1
     assert not list((place / "out" / "unfinished").iterdir())

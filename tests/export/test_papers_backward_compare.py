@@ -22,7 +22,7 @@ from export.generate.model import Base, LastStates, identity_of, new_gpt2, save_
 from export.generate.tokenizer import train_characters
 from export.generate.train import read_corpus
 from export.papers.backward.methods import ADAPTER, FROZEN, HEAD, METHODS, read_task
-from export.papers.backward.run import HeadComparison, Record, Settings
+from export.papers.backward.run import ComparisonSettings, HeadComparison, MethodRecord
 from export.papers.backward.training import LowRankAdapter, Temperature, load_head, new_head, train_head
 from export.papers.experiment import read_records
 from export.training.objective import Observer
@@ -260,7 +260,7 @@ def test_questions_of_the_test_split_are_not_trained_on(tokenizer, tmp_path):
 
 def settings_of(base, **changes):
     values = {"data": {"sums": ""}, "limit": 40, "epochs": 1, "items": 2, "seeds": 1, "processor": processor()}
-    return Settings(base=base.identity, **{**values, **changes})
+    return ComparisonSettings(base=base.identity, **{**values, **changes})
 
 
 def test_an_epoch_of_each_method_has_each_example_once(base, data, tmp_path):
@@ -293,7 +293,7 @@ def test_one_command_compares_all_methods_and_resumes(compared, backbone, base, 
     assert [name for name in losses if name in METHODS] == list(METHODS)
     assert printed["text"].partition("\n")[0] in (out / "report.md").read_text()
     assert not any((out / "unfinished").iterdir())
-    records = read_records(out, Record)
+    records = read_records(out, MethodRecord)
     tried, kept = (records[f"sums-backward-attention-seed{seed}"] for seed in range(2))
     best = min(tried.holdout, key=tried.holdout.get)
     assert (len(tried.holdout), [*kept.holdout], tried.rate, rates[HEAD.name]) == (5, [best], float(best), [tried.rate])
@@ -316,7 +316,9 @@ def tables_of(base, tmp_path, losses, right):
     experiment = HeadComparison(settings_of(base, data={"toy": ""}, seeds=3), tmp_path)
     names = {part.arguments[1:]: part.name for part in experiment.parts()}
     records = {
-        names[method.name, seed]: Record(losses=tuple(of), tokens=(2,) * len(of), right=tuple(map(bool, right[method])))
+        names[method.name, seed]: MethodRecord(
+            losses=tuple(of), tokens=(2,) * len(of), right=tuple(map(bool, right[method]))
+        )
         for (method, seed), of in losses.items()
     }
     return [{row[0]: row[2] for row in table.rows} for table in experiment.tables(records)[:2]]

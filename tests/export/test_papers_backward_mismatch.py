@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from export.generate.model import BaseIdentity
-from export.papers.backward.mismatch import BASES, BEGINS, SWITCHES, Mismatch, Record, Scores, Settings
+from export.papers.backward.mismatch import BASES, BEGINS, SWITCHES, AdapterRecord, Mismatch, MismatchSettings, Scores
 from export.training.provenance import processor
 
 
@@ -23,13 +23,13 @@ def make_record(seed, accuracy):
                         written=tuple(map(bool, right)), answered=tuple(map(bool, right)),
                     )
                 )  # fmt: skip
-    return Record(parameters=1, best_epoch=1, scores=tuple(scores))
+    return AdapterRecord(parameters=1, best_epoch=1, scores=tuple(scores))
 
 
 def experiment_of(seeds):
     base = BaseIdentity("toy", "0" * 64)
     values = {"data": {"train": "", "test": ""}, "begin": (0,), "rank": 1, "epochs": 1, "rate": 1e-3}
-    return Mismatch(Settings(base=base, **values, seeds=seeds, processor=processor()))
+    return Mismatch(MismatchSettings(base=base, **values, seeds=seeds, processor=processor()))
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from export.papers.frontier.records import (
     Answered,
     Family,
     Record,
-    Settings,
+    RunSettings,
     Sources,
     Tier,
     Timed,
@@ -64,7 +64,7 @@ TIERS = {
     )
     for faster in (2, 3, 4)
 }
-FEW = Settings(frontier=FRONTIER, model="", tiers=TIERS, control="3x", transfer="", data={}, versions={})
+FEW = RunSettings(frontier=FRONTIER, model="", tiers=TIERS, control="3x", transfer="", data={}, versions={})
 D32, D8, HALF, THIRD, CONTROL = (
     (DENSE, "fp32"),
     (DENSE, "int8"),

@@ -22,7 +22,7 @@ from export.errors import DataError
 from export.finetune.image_tasks import DIGITS, IMAGENET, MNIST
 from export.finetune.models import open_model, open_tuned
 from export.finetune.predictions import predict, read_predictions
-from export.finetune.recipe import Recipe
+from export.finetune.recipe import FinetuningRecipe
 from export.finetune.run import finetune_run, prepare
 from tests.support.image_model import encoded
 from tests.support.sample_requests import column, triton_input
@@ -201,7 +201,7 @@ def test_teachers_that_see_something_else(place, tmp_path):
     reader, options = MNIST.reader(source), {"seed": 0, "max_length": 1, "teacher": place / "MNIST"}
     data = prepare(MNIST, place, reader, max_length=1, limit=16)
     with pytest.raises(UsageError, match=r"in patches of 7 and 10 outputs: 0, .*, expected .* in patches of 14"):
-        finetune_run(MNIST, source, data, reader, tmp_path / "run", Recipe(), **options)
+        finetune_run(MNIST, source, data, reader, tmp_path / "run", FinetuningRecipe(), **options)
     with pytest.raises(UsageError, match=r"got 'MNIST', expected digits"):
         open_tuned(place / "MNIST", "digits")
 

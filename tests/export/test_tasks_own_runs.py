@@ -27,7 +27,7 @@ from export.data.tokens import load_tokenizer
 from export.errors import DataError
 from export.finetune.models import open_model
 from export.finetune.predictions import read_predictions
-from export.papers.adaptive.run import Record
+from export.papers.adaptive.run import MechanismRecord
 from export.papers.experiment import read_records
 from export.training.runs import CONFIG, REPORT, read_config
 from tests.support.commands import shown
@@ -134,7 +134,7 @@ def test_mechanisms_are_compared_on_own_data(tuned):
     options = ("--only", "literal", "--epochs", 1, "--limit", 200)
     compared = json.loads(invoke(compare, tuned / "reviews", "--out", tuned / "compared", *options, "--json"))
     assert [row[0] for row in compared["tables"][0]["rows"]] == ["full", "literal"]
-    assert {record.metric for record in read_records(tuned / "compared", Record).values()} == {"macro_f1"}
+    assert {record.metric for record in read_records(tuned / "compared", MechanismRecord).values()} == {"macro_f1"}
 
 
 def test_values_and_pairs(tuned, tmp_path):

@@ -21,7 +21,7 @@ from export.data.tokens import Encoded, Rows, sorted_batches
 from export.finetune.models import open_model
 from export.finetune.objectives import TaskObjective, outputs_of
 from export.finetune.predictions import METRICS
-from export.finetune.recipe import Recipe
+from export.finetune.recipe import FinetuningRecipe
 from export.finetune.run import prepare, task_of
 from export.models.heads import SequenceClassifier
 from export.papers.adaptive.mechanisms import MECHANISMS, SharedInputs
@@ -45,11 +45,11 @@ _STOP_BELOW = 0.005
 _LONG_TOKENS, _BATCH = 128, 64
 
 
-class Settings(msgspec.Struct, frozen=True):
+class MechanismSettings(msgspec.Struct, frozen=True):
     """Settings that all mechanisms of a comparison share; ``run`` is the SHA-256 of the dense run's weights."""
 
     run: str
-    recipe: Recipe
+    recipe: FinetuningRecipe
     limit: int | None
     seeds: int
 
@@ -76,7 +76,7 @@ class HeadUse(msgspec.Struct, frozen=True):
     spread: float | None = None
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class MechanismRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Result of one mechanism and seed.
 
     Attributes:
@@ -97,7 +97,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     targets: tuple[float, ...]
 
 
-class Mechanisms(Experiment[Record]):
+class Mechanisms(Experiment[MechanismRecord]):
     """The comparison of mechanisms, each with each seed.
 
     Args:
@@ -109,7 +109,7 @@ class Mechanisms(Experiment[Record]):
         ReductionError: the model cannot be reduced, or there are too few examples for calibration.
     """
 
-    title, extensible, record = "Ways to save attention", ("seeds",), Record
+    title, extensible, record = "Ways to save attention", ("seeds",), MechanismRecord
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Mechanisms(Experiment[Record]):
         data_dir: Path,
         out: Path,
         names: Sequence[str],
-        recipe: Recipe,
+        recipe: FinetuningRecipe,
         *,
         limit: int | None,
         seeds: int,
@@ -131,7 +131,7 @@ class Mechanisms(Experiment[Record]):
             given = Raw(f"a run on {task.name} with a {architecture.transformer.architecture}")
             expected, fix = "a BERT with one answer for a text", "Give a run on a task of GLUE."
             raise UsageError(f"{run}", given=given, expected=expected, fix=fix)
-        self.settings: Settings = Settings(sha256((run / WEIGHTS).read_bytes()), recipe, limit, seeds)
+        self.settings: MechanismSettings = MechanismSettings(sha256((run / WEIGHTS).read_bytes()), recipe, limit, seeds)
         data = prepare(task, data_dir, task.reader(run), max_length=architecture.max_length, limit=limit)
         self._dense, self._task, self._data = model, task, data
         self._dev = next(iter(data.dev.values()))
@@ -147,7 +147,7 @@ class Mechanisms(Experiment[Record]):
         """Return a part for each mechanism and seed."""
         return [Part(f"{name}-seed{seed}", (name, seed)) for seed in range(self.settings.seeds) for name in self._names]
 
-    def compute(self, part: Part, watch: Watch) -> Record:
+    def compute(self, part: Part, watch: Watch) -> MechanismRecord:
         """Make, train and time a mechanism; an unfinished training resumes."""
         name, seed = part.arguments
         mechanism, recipe, task, data = MECHANISMS[name], self.settings.recipe, self._task, self._data
@@ -169,7 +169,7 @@ class Mechanisms(Experiment[Record]):
         use = head_use(model, self._dev) or HeadUse(made.kept)
         small = mechanism.shrink(model) if mechanism.shrink else model
         speeds = tuple(speed(self._dense, small, tokens) for tokens in self._lengths)
-        return Record(
+        return MechanismRecord(
             name=name,
             what=mechanism.what,
             seed=seed,
@@ -182,32 +182,32 @@ class Mechanisms(Experiment[Record]):
             targets=tuple(predicted.targets.tolist()),
         )
 
-    def tables(self, records: Mapping[str, Record]) -> list[Table]:
+    def tables(self, records: Mapping[str, MechanismRecord]) -> list[Table]:
         """Return the table of all mechanisms."""
         return tables_of(records)
 
 
-def _by_name(records: Mapping[str, Record]) -> dict[str, list[Record]]:
-    groups: dict[str, list[Record]] = {}
+def _by_name(records: Mapping[str, MechanismRecord]) -> dict[str, list[MechanismRecord]]:
+    groups: dict[str, list[MechanismRecord]] = {}
     for record in records.values():
         groups.setdefault(record.name, []).append(record)
     return groups
 
 
-def sample_of(runs: Sequence[Record]) -> Sample:
+def sample_of(runs: Sequence[MechanismRecord]) -> Sample:
     """Return the metric on dev, times 100."""
     metric, answers = partial(_points, runs[0].metric), [np.array(run.answers) for run in runs]
     return Sample.of_answers(metric, answers, np.array(runs[0].targets))
 
 
-def difference(runs: Sequence[Record], baselines: Sequence[Record]) -> Difference:
+def difference(runs: Sequence[MechanismRecord], baselines: Sequence[MechanismRecord]) -> Difference:
     """Return the difference on dev in points, over the seeds of both."""
     seeds = {run.seed for run in runs} & {run.seed for run in baselines}
     here, there = (sample_of([run for run in of if run.seed in seeds]) for of in (runs, baselines))
     return average([here.paired(there)])
 
 
-def tables_of(records: Mapping[str, Record]) -> list[Table]:
+def tables_of(records: Mapping[str, MechanismRecord]) -> list[Table]:
     """Return the table of mechanisms, if there are any; speeds have their bounds in brackets."""
     rows, groups = [], _by_name(records)
     for name, runs in groups.items():

@@ -33,7 +33,7 @@ METRICS: tuple[Metric, ...] = ("tokens", "forced", "written", "answers")
 TRAINED = "training"
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class MismatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of all parts.
 
     Attributes:
@@ -78,7 +78,7 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
         return {"tokens": self.hits, "written": self.written, "answers": self.answered}[metric]
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True):
     """An adapter; ``best_epoch`` is the one that is kept."""
 
     parameters: int
@@ -106,20 +106,20 @@ SWITCHES = {
 }
 
 
-class Mismatch(SettledExperiment[Record]):
+class Mismatch(SettledExperiment[AdapterRecord]):
     """The experiment by its settings."""
 
-    title, record = "Accuracy in training and in use of a fine-tuned language model", Record
+    title, record = "Accuracy in training and in use of a fine-tuned language model", AdapterRecord
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings: Settings = settings
+    def __init__(self, settings: MismatchSettings) -> None:
+        self.settings: MismatchSettings = settings
         self._splits = (TRAINED, *list(settings.data)[1:])
 
     def parts(self) -> list[Part]:
         """Both bases with a seed come before the next seed."""
         return [Part(f"{base}-seed{seed}", (base, seed)) for seed, base in product(range(self.settings.seeds), BASES)]
 
-    def _scores_of(self, records: Mapping[str, Record]) -> dict[tuple[str, str, bool, Begin], list[Scores]]:
+    def _scores_of(self, records: Mapping[str, AdapterRecord]) -> dict[tuple[str, str, bool, Begin], list[Scores]]:
         """Return the scores of all seeds by base, split, merged and begin, split by split."""
         scores: dict[tuple[str, str, bool, Begin], list[Scores]] = {}
         for split in self._splits:  # the resamples of one size are kept at a time
@@ -129,7 +129,7 @@ class Mismatch(SettledExperiment[Record]):
                         scores.setdefault((part.arguments[0], split, of.merged, of.begin), []).append(of)
         return scores
 
-    def text(self, records: Mapping[str, Record]) -> str:
+    def text(self, records: Mapping[str, AdapterRecord]) -> str:
         """Return how the results came about."""
         settings, seeds = self.settings, len({part.arguments[1] for part in self.parts() if part.name in records})
         return (
@@ -147,7 +147,7 @@ class Mismatch(SettledExperiment[Record]):
             f"Computed on {settings.processor.name} ({settings.processor.described})."
         )
 
-    def tables(self, records: Mapping[str, Record]) -> list[Table]:
+    def tables(self, records: Mapping[str, AdapterRecord]) -> list[Table]:
         """Return the effect of each switch, and all conditions."""
         samples = {
             (base, split, Condition(is_merged, begin, metric)): _sample(scores, metric)
@@ -180,7 +180,7 @@ class Mismatch(SettledExperiment[Record]):
         ]
 
 
-def _agreement(records: Mapping[str, Record]) -> str:
+def _agreement(records: Mapping[str, AdapterRecord]) -> str:
     scores = [of for record in records.values() for of in record.scores]
     agree = [
         forced == written for of in scores for forced, written in zip(of.values("forced"), of.written, strict=True)

@@ -42,7 +42,7 @@ _ANSWERED_TOGETHER = 100
 Key: TypeAlias = tuple[str, str]
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class ComparisonSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of all parts.
 
     Attributes:
@@ -63,7 +63,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     processor: Processor
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class MethodRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A method on a task with a seed.
 
     Attributes:
@@ -82,15 +82,19 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     right: tuple[bool, ...]
 
 
-class HeadComparison(Experiment[Record]):
+class HeadComparison(Experiment[MethodRecord]):
     """The comparison in a directory; reports alone need neither the language model nor the tasks."""
 
-    title, record, extensible = "Backward attention on a frozen language model", Record, ("seeds", "processor")
+    title, record, extensible = "Backward attention on a frozen language model", MethodRecord, ("seeds", "processor")
 
     def __init__(
-        self, settings: Settings, out: Path, base: Base | None = None, tasks: Mapping[str, MathematicsTask] = {}
+        self,
+        settings: ComparisonSettings,
+        out: Path,
+        base: Base | None = None,
+        tasks: Mapping[str, MathematicsTask] = {},
     ) -> None:
-        self.settings: Settings = settings
+        self.settings: ComparisonSettings = settings
         self._out, self._base, self._tasks = out, base, tasks
         self._states: dict[str, list[HiddenStates]] = {}
 
@@ -104,13 +108,13 @@ class HeadComparison(Experiment[Record]):
             if method.make or not seed
         ]
 
-    def compute(self, part: Part, watch: Watch) -> Record:
+    def compute(self, part: Part, watch: Watch) -> MethodRecord:
         """Train a method with the best learning rate, and score it."""
         name, method, seed = part.arguments
         task, method = self._tasks[name], METHODS[method]
         if method.make is None:
             return self._scored(task, method, None)
-        first = read_records(self._out, Record).get(_name(name, method.name, 0)) if seed else None
+        first = read_records(self._out, MethodRecord).get(_name(name, method.name, 0)) if seed else None
         rates = (first.rate,) if first and first.rate else self.settings.rates
         losses: dict[str, float | None] = {}
         best: tuple[float, float, nn.Module] | None = None
@@ -153,19 +157,19 @@ class HeadComparison(Experiment[Record]):
             self._states[name] = [hidden_states(last, rows) for rows in (task.train, task.holdout)]
         return HeadObjective(module, self.base.read_out, *self._states[name], seed=seed)
 
-    def _scored(self, task: MathematicsTask, method: Method, module: nn.Module | None) -> Record:
+    def _scored(self, task: MathematicsTask, method: Method, module: nn.Module | None) -> MethodRecord:
         asked, base = task.test[: self.settings.items], self.base
         with method.applied(base, module) as model:
             prompts, limit = [example.prompt for example in asked], completion_limit(task.train)
             texts = complete(model, base.tokenizer, prompts, limit, batch_size=_ANSWERED_TOGETHER)
             forced = teacher_forced(model, task.test_rows)
-        return Record(
+        return MethodRecord(
             losses=tuple(np.bincount(forced.rows, forced.losses).round(6).tolist()),
             tokens=tuple(np.bincount(forced.rows).tolist()),
             right=tuple(same_answer(parse_answer(text), of.answer) for text, of in zip(texts, asked, strict=True)),
         )
 
-    def text(self, records: Mapping[str, Record]) -> str:
+    def text(self, records: Mapping[str, MethodRecord]) -> str:
         """Return how the results came about."""
         settings, rates = self.settings, ", ".join(f"{rate:g}" for rate in self.settings.rates)
         return (
@@ -181,9 +185,9 @@ class HeadComparison(Experiment[Record]):
             f"Computed on {settings.processor.name} ({settings.processor.described})."
         )
 
-    def tables(self, records: Mapping[str, Record]) -> list[Table]:
+    def tables(self, records: Mapping[str, MethodRecord]) -> list[Table]:
         """Return both metrics of all methods by task, the learning rates, and the answers that the head changes."""
-        groups: dict[Key, list[Record]] = defaultdict(list)
+        groups: dict[Key, list[MethodRecord]] = defaultdict(list)
         for part in self.parts():
             if part.name in records:
                 method, task = part.arguments[1::-1]
@@ -213,7 +217,7 @@ class HeadComparison(Experiment[Record]):
             Table("Answers that the first head changes", ("task", "of", "wrong → right", "right → wrong"), flips),
         ]
 
-    def _by_task(self, title: str, first: Mapping[Key, Record], samples: Mapping[Key, Sample]) -> Table:
+    def _by_task(self, title: str, first: Mapping[Key, MethodRecord], samples: Mapping[Key, Sample]) -> Table:
         """Return the means of methods, and what the head has more or less than each control."""
         tasks = list(self.settings.data)
         parameters = {method: record.parameters for (method, _), record in first.items()}

@@ -32,7 +32,7 @@ _OPERANDS = range(-10, 11)
 FORMS = ("a + b", "a - b", *(f"a {first} b {second} 2" for first in "+-" for second in "+-"))
 
 
-class Settings(msgspec.Struct, frozen=True):
+class BenchmarkSettings(msgspec.Struct, frozen=True):
     """What records depend on beside the runs: the benchmark's data and baseline."""
 
     benchmark: str
@@ -45,7 +45,7 @@ class CalculatorComparison(Experiment[TrainingRecord]):
     record = TrainingRecord
 
     def __init__(self, runs: Sequence[Path], benchmark: str) -> None:
-        self.settings = Settings(benchmark)
+        self.settings = BenchmarkSettings(benchmark)
         self._parts = {f"{run.resolve().name}-{digest(run, CONFIG, WEIGHTS)[:8]}": run for run in runs}
 
     def parts(self) -> list[Part]:

@@ -29,7 +29,7 @@ from export.data.tokens import Encoded, load_tokenizer
 from export.finetune.models import open_model, open_tuned, with_head
 from export.finetune.objectives import Teacher
 from export.finetune.predictions import read_predictions
-from export.finetune.recipe import Recipe
+from export.finetune.recipe import FinetuningRecipe
 from export.finetune.run import finetune_run, predict_splits, prepare, save_run
 from export.finetune.task import Data, Reader, Task
 from export.finetune.text_tasks import TASKS
@@ -141,7 +141,7 @@ class _Runs:
     def has(self, name: str) -> bool:
         return (self._directory / name / WEIGHTS).exists()
 
-    def teach(self, recipe: Recipe) -> None:
+    def teach(self, recipe: FinetuningRecipe) -> None:
         data = msgspec.structs.replace(self._inputs.data, transfer=None, transfer_origin="")
         self._tune(TEACHER, self._inputs.sources.model, recipe, data)
 
@@ -155,7 +155,7 @@ class _Runs:
             self._outputs = train, transfer
         self._tune(name, source, frontier.imitating(self._family.of_task), data, *(self._outputs or ()))
 
-    def _tune(self, name: str, source: Path, recipe: Recipe, data: Data, *outputs: Teacher) -> None:
+    def _tune(self, name: str, source: Path, recipe: FinetuningRecipe, data: Data, *outputs: Teacher) -> None:
         if self.has(name):
             return
         inputs, (teacher, transfer_teacher) = self._inputs, outputs or (None, None)

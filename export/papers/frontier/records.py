@@ -18,7 +18,7 @@ from edge.files import sha256
 from export.errors import CheckpointError
 from export.finetune import AVERAGED, DATA
 from export.finetune.models import OpenedModel, open_model, space_of
-from export.finetune.recipe import Distillation, Recipe
+from export.finetune.recipe import Distillation, FinetuningRecipe
 from export.finetune.text_tasks import TASKS
 from export.models.transformer import LayerShape
 from export.papers.experiment import digest
@@ -64,7 +64,7 @@ class FrontierSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         dropout: of the teacher's training.
-        learning_rate, average, distillation: of tiers, control and distilled dense model; see :class:`Recipe`.
+        learning_rate, average, distillation: of tiers, control and distilled dense model, as a recipe has them.
         transfer_texts: how many are drawn from the file of unlabelled text.
         control_seeds: families of each task that have the control, the first ones.
         precision: of all trainings; ``--precision`` sets it.
@@ -80,16 +80,16 @@ class FrontierSettings(msgspec.Struct, frozen=True, kw_only=True):
     control_seeds: int
     precision: Precision = "fp32"
 
-    def teaching(self, task: TaskSettings) -> Recipe:
+    def teaching(self, task: TaskSettings) -> FinetuningRecipe:
         """Return the recipe of the teacher."""
         return self._recipe(task.teacher_epochs, task.peak_learning_rate, dropout=self.dropout)
 
-    def imitating(self, task: TaskSettings) -> Recipe:
+    def imitating(self, task: TaskSettings) -> FinetuningRecipe:
         """Return the recipe of all others."""
         return self._recipe(task.epochs, self.learning_rate, average=self.average, distillation=self.distillation)
 
-    def _recipe(self, epochs: int, rate: float, **options: Any) -> Recipe:
-        return Recipe(epochs=epochs, peak_learning_rate=rate, precision=self.precision, **options)
+    def _recipe(self, epochs: int, rate: float, **options: Any) -> FinetuningRecipe:
+        return FinetuningRecipe(epochs=epochs, peak_learning_rate=rate, precision=self.precision, **options)
 
 
 class Tier(msgspec.Struct, frozen=True):
@@ -99,7 +99,7 @@ class Tier(msgspec.Struct, frozen=True):
     planned: Planned
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     """All that the records depend on, with SHA-256 of the dense encoder, the text and the files of each task.
 
     Attributes:
@@ -141,7 +141,7 @@ class Sources(NamedTuple):
 class Family(NamedTuple):
     """The runs of one task and seed, which are trained with the same data and teacher."""
 
-    settings: Settings
+    settings: RunSettings
     task: str
     seed: int
 
@@ -177,7 +177,7 @@ def frozen(changes: Mapping[str, Any], tasks: Sequence[str] = ()) -> FrontierSet
 
 def settings_of(
     frontier: FrontierSettings, sources: Sources, control: str | None = None, device: Literal["cpu", "cuda"] = "cpu"
-) -> Settings:
+) -> RunSettings:
     """Return the settings of an experiment; tiers and the data of all tasks are read and checked.
 
     Args:
@@ -201,7 +201,7 @@ def settings_of(
     if len(devices) > 1:
         fix = "Give runs of one family, or reduce again with the same --for."
         raise UsageError("--tier", given=Raw(f"plans for {' and '.join(devices)}"), expected="one device", fix=fix)
-    settings = Settings(
+    settings = RunSettings(
         frontier=frontier,
         model=digest(sources.model, *_MODEL),
         tiers=tiers,

@@ -35,7 +35,7 @@ _ROUNDING = 1e-6
 _LOOPS = 30
 
 
-class Settings(msgspec.Struct, frozen=True):
+class LoopedSettings(msgspec.Struct, frozen=True):
     """Number of prompts, the most loops, and the digests of the runs by name."""
 
     prompts: int
@@ -48,9 +48,9 @@ class Looped(Experiment[TaskResult]):
 
     title = "Looped transformers on function classes"
     record = TaskResult
-    settings: Settings
+    settings: LoopedSettings
 
-    def __init__(self, settings: Settings, parts: Sequence[Part], paths: Sequence[Path] = ()) -> None:
+    def __init__(self, settings: LoopedSettings, parts: Sequence[Part], paths: Sequence[Path] = ()) -> None:
         self.settings, self._parts, self._paths = settings, parts, paths
 
     @classmethod
@@ -58,7 +58,7 @@ class Looped(Experiment[TaskResult]):
         """Return the experiment of some runs, with a part for each function class and size."""
         runs = open_runs(paths)
         parts = [Part(f"{task.function}-d{task.dims}", task[:3]) for task in tasks_of(runs)]
-        return cls(Settings(prompts, loops, {run.name: run.digest for run in runs}), parts, paths)
+        return cls(LoopedSettings(prompts, loops, {run.name: run.digest for run in runs}), parts, paths)
 
     def parts(self) -> Sequence[Part]:
         """Return all parts."""

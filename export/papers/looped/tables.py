@@ -16,7 +16,7 @@ from export.papers.experiment import REPORT, ExperimentReport, Part, read_record
 from export.papers.looped.bundle import usual_steps
 from export.papers.looped.measure import TaskResult
 from export.papers.looped.model import PromptConfig, PromptTransformer, step_feeds, step_onnx
-from export.papers.looped.run import Looped, Settings, seeds_of
+from export.papers.looped.run import Looped, LoopedSettings, seeds_of
 from export.report.drawing import write_figure
 from export.report.table import Table, with_tables, write_pages
 from export.training.intervals import Mean, with_interval
@@ -83,7 +83,7 @@ def page_tables(records: Mapping[str, TaskResult], precisions: Mapping[str, Any]
 def published() -> ExperimentReport[TaskResult]:
     """Return the report on the committed records."""
     parts = [Part(name) for name in read_records(RESULTS, TaskResult)]
-    return report_on(Looped(read_settings(RESULTS, Settings), parts), RESULTS)
+    return report_on(Looped(read_settings(RESULTS, LoopedSettings), parts), RESULTS)
 
 
 def pages() -> dict[Path, str]:
