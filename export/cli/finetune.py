@@ -41,7 +41,7 @@ from export.training.options import (
     seeds_option,
     tensorboard_option,
 )
-from export.training.runs import SPLIT, OwnData, SplitVersion, read_config, recorded
+from export.training.runs import SPLIT, OwnData, SplitVersion, recorded
 from export.training.watch import watching
 
 # torch takes seconds to import, so only the commands' bodies do it.
@@ -171,7 +171,6 @@ def finetune(
         from export.finetune.imported import ImportedTask
         from export.finetune.models import open_model
         from export.finetune.run import finetune_run, prepare, split_of, task_of
-        from export.models.transformer import TransformerConfig
         from export.training.device import device_of
         from export.training.intervals import pooled
     selected: Task
@@ -191,11 +190,7 @@ def finetune(
         if isinstance(selected, ImportedTask):
             max_length = max_length or selected.description.max_length
             selected.original.to(device_of(device))
-            further = {"precision": precision, "on_rows": on_rows}
-            if how.hidden and model:
-                config = read_config(model)
-                further["student"] = msgspec.convert(config.arguments["transformer"], TransformerConfig)
-                further["planned"] = config.planned
+            further = {"precision": precision, "on_rows": on_rows, "hidden": how.hidden > 0}
         max_length = max_length or MAX_LENGTH
         data = prepare(selected, read_from, reader, max_length=max_length, limit=limit, **further)
     recipe = FinetuningRecipe(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -146,6 +148,13 @@ def shuffled_batches(lengths: Array, batch_size: int, *, seed: int, epoch: int) 
         for batch in _cut(bucket[np.argsort(lengths[bucket], kind="stable")], batch_size)
     ]
     return [batches[index] for index in random.permutation(len(batches))]
+
+
+def batches_of_passes(lengths: Array, batch_size: int, *, seed: int, first: int) -> Iterator[Array]:
+    """Yield :func:`shuffled_batches` of one pass over the rows after the other, without end, from ``first`` on."""
+    number, step = divmod(first, math.ceil(len(lengths) / batch_size))
+    passes = (shuffled_batches(lengths, batch_size, seed=seed, epoch=number) for number in count(number))
+    return islice(chain.from_iterable(passes), step, None)
 
 
 def _cut(rows: Sequence[int] | Array, size: int) -> list[Array]:

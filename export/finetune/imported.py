@@ -20,12 +20,11 @@ from export.data.tokens import Batch, Encoded, Rows, encode, load_tokenizer
 from export.data.unlabelled import ImageFiles, find_images, read_texts
 from export.finetune import IMPORTED
 from export.finetune.models import Architecture, OpenedModel, Source, open_model
-from export.finetune.objectives import Teacher, corresponding_layers, outputs_by_row
+from export.finetune.objectives import Teacher, outputs_by_row
 from export.finetune.predictions import Predicted, Predictions
 from export.finetune.task import Data, Reader
 from export.models.heads import NO_LABEL, Head, Outputs
 from export.models.transformer import TransformerConfig
-from export.training.points import Planned
 from export.training.recipe import Precision
 from export.training.runs import SplitVersion
 
@@ -105,8 +104,7 @@ class ImportedTask(msgspec.Struct, frozen=True):
         max_length: int,
         limit: int | None,
         items: Examples | None = None,
-        student: TransformerConfig | None = None,
-        planned: Planned | None = None,
+        hidden: bool = False,
         precision: Precision = "fp32",
         on_rows: Callable[[int, int], None] = lambda done, rows: None,
     ) -> Data:
@@ -115,19 +113,18 @@ class ImportedTask(msgspec.Struct, frozen=True):
         Args:
             data_dir: a file of texts, as :func:`export.data.unlabelled.read_texts` reads it, or a directory of images.
             items: texts to use in place of those of the file.
-            student: whose layers will imitate hidden states; None keeps none of them for it.
-            planned: of the student, if it was reduced.
+            hidden: whether hidden states will be imitated, too.
             precision: of the original's multiplications on the training set.
             on_rows: called with the number of rows that the original has answered, and of all of the training set.
 
         Raises:
-            UsageError: the original reads fewer tokens, or is of another width than the student.
+            UsageError: the original reads fewer tokens.
         """
         longest = self.description.max_length
         if max_length > longest:
             expected, fix = f"{longest} at most, the tokens that the imported model reads", "Leave it out."
             raise UsageError("--max-length", given=max_length, expected=expected, fix=fix)
-        layers = corresponding_layers(student, self.original.transformer.config, planned)[1] if student else []
+        layers = range(len(self.original.transformer.layers)) if hidden else ()
         data = Path(data_dir)
         train, holdout = split_holdout(items or self.items(data))
         rows = self._rows(limited(train, limit), data, reader, max_length)

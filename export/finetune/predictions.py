@@ -12,20 +12,16 @@ import msgspec
 import numpy as np
 import scipy.stats
 import torch
-from torch import Tensor
 
 from edge.bundles.manifest import Measure
 from edge.datatypes import Array
 from edge.errors import Raw
-from export.data.tokens import Rows, sorted_batches
+from export.data.tokens import Rows
 from export.errors import CheckpointError
-from export.finetune.objectives import outputs_of
-from export.models.heads import Head
-from export.training.device import model_device
+from export.finetune.objectives import outputs_by_row
+from export.models.heads import Head, tensors_of
 from export.training.intervals import Estimate, Sample, known_interval, mean_measure
 from export.training.runs import PREDICTIONS
-
-_BATCH = 64
 
 
 class Predicted(msgspec.Struct, frozen=True):
@@ -66,15 +62,9 @@ class Predictions(Predicted, frozen=True):
 
 
 def predict(model: Head, rows: Rows) -> Predictions:
-    """Return a classifier's predictions for rows, in batches sorted by length, for little padding."""
-    logits = np.empty((len(rows.targets), model.width), dtype=np.float32)
-    device = model_device(model)
-    with torch.inference_mode():
-        for indices in sorted_batches(rows.lengths, _BATCH):
-            outputs = outputs_of(model, rows.batch(indices).to(device))
-            assert isinstance(outputs, Tensor)
-            logits[indices] = outputs.cpu().numpy()
-    return Predictions(logits, rows.targets)
+    """Return a classifier's predictions for rows."""
+    outputs = [tensor for row in outputs_by_row(model, rows) for tensor in tensors_of(row.outputs)]
+    return Predictions(torch.stack(outputs).numpy(), rows.targets)
 
 
 def paired(metric: str, models: Sequence[Predictions], others: Sequence[Predictions]) -> Estimate:

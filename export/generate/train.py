@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edge.datatypes import Array
-from export.data.tokens import shuffled_batches
+from export.data.tokens import batches_of_passes
 from export.errors import DataError
 from export.generate.evaluate import (
     TextBatch,
@@ -198,13 +197,6 @@ class LanguageObjective:
         self._train, self._holdout = train, holdout
         self._seed, self._batch_size, self._precision = seed, batch_size, precision
         self._device = model_device(model)
-        lengths = np.array([len(row.ids) for row in train])
-
-        @lru_cache(maxsize=1)
-        def order(number: int) -> list[Array]:
-            return shuffled_batches(lengths, batch_size, seed=seed, epoch=number)
-
-        self._order: Callable[[int], list[Array]] = order
 
     def fingerprint(self) -> str:
         """Return a hash of the initial weights, all rows, and the settings."""
@@ -214,10 +206,10 @@ class LanguageObjective:
 
     def batches(self, epoch: int, first: int) -> Iterator[TextBatch]:
         """Yield batches that depend on the seed and the step alone."""
-        per_pass = math.ceil(len(self._train) / self._batch_size)
-        for step in range(epoch * self.steps_per_epoch + first, (epoch + 1) * self.steps_per_epoch):
-            number, batch = divmod(step, per_pass)
-            yield padded([self._train[row] for row in self._order(number)[batch]], self._device)
+        lengths, done = np.array([len(row.ids) for row in self._train]), epoch * self.steps_per_epoch + first
+        batches = batches_of_passes(lengths, self._batch_size, seed=self._seed, first=done)
+        for rows in islice(batches, self.steps_per_epoch - first):
+            yield padded([self._train[row] for row in rows], self._device)
 
     def loss(self, batch: TextBatch, progress: float) -> Tensor:
         """Return the mean cross-entropy of the tokens that are learnt, in nats."""

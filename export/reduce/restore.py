@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from edge.datatypes import Array
 from edge.errors import Raw, UsageError
 from export.data.evaluation import has_evaluated
 from export.data.examples import Examples, limited, split_holdout
-from export.data.tokens import Batch, Encoded, encode, shuffled_batches
+from export.data.tokens import Batch, Encoded, batches_of_passes, encode
 from export.data.unlabelled import read_texts
 from export.errors import DataError
 from export.finetune.imported import ImportedTask
@@ -234,10 +234,9 @@ class RestorationObjective:
                 if layer.attention is not None and layer.attention.relative is not None:
                     layer.attention.relative.requires_grad_(False)
         self.rates: Mapping[nn.Parameter, float] = {}
-        self._per_pass = math.ceil(len(texts.train.targets) / recipe.batch_size)
-        self.steps_per_epoch = math.ceil(max(1, recipe.passes * self._per_pass) / recipe.epochs)
+        per_pass = math.ceil(len(texts.train.targets) / recipe.batch_size)
+        self.steps_per_epoch = math.ceil(max(1, recipe.passes * per_pass) / recipe.epochs)
         self._imitated = sorted({layer for student in students.values() for layer in student.imitated})
-        self._order = lru_cache(maxsize=1)(self._shuffled)
         self._by_angle = isinstance(original, SentenceEmbedder)
         self._wanted = outputs_by_row(original, texts.held_out, precision=recipe.precision) if self._by_angle else []
         self.measured: dict[str, float] = {}
@@ -252,15 +251,11 @@ class RestorationObjective:
         imitated = [(name, student.imitated) for name, student in self._students.items()]
         return fingerprint(models, self._texts.train.contents, f"{imitated} {self._seed}")
 
-    def _shuffled(self, number: int) -> list[Array]:
-        lengths = self._texts.train.lengths
-        return shuffled_batches(lengths, self._recipe.batch_size, seed=self._seed, epoch=number)
-
     def batches(self, epoch: int, first: int) -> Iterator[Array]:
         """Yield the rows of each batch."""
-        for step in range(epoch * self.steps_per_epoch + first, (epoch + 1) * self.steps_per_epoch):
-            number, batch = divmod(step, self._per_pass)
-            yield self._order(number)[batch]
+        lengths, done = self._texts.train.lengths, epoch * self.steps_per_epoch + first
+        batches = batches_of_passes(lengths, self._recipe.batch_size, seed=self._seed, first=done)
+        return islice(batches, self.steps_per_epoch - first)
 
     def loss(self, batch: Array, progress: float) -> Tensor:
         """Return the sum of the students' losses."""

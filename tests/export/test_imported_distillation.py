@@ -200,8 +200,7 @@ def test_the_original_answers_each_text_once_for_labels_and_imitation(place):
     answered = []
     found.head.register_forward_hook(lambda module, inputs, outputs: answered.append(len(inputs[0])))
     task, options = ImportedTask(found.architecture, found.head), {"max_length": 24, "limit": None}
-    reader, shape = load_tokenizer(place / "embedder"), student.transformer.config
-    data = task.prepare(place / "texts.txt", reader, **options, student=shape)
+    data = task.prepare(place / "texts.txt", load_tokenizer(place / "embedder"), **options, hidden=True)
     objective = TaskObjective(student, data.train, FinetuningRecipe(), seed=0, evaluate=float, teacher=data.teacher)
     assert objective.loss(next(objective.batches(0, 0)), 0.0) > 0
     assert sum(answered) == len(data.train.targets) + len(data.holdout.targets)
