@@ -1,10 +1,12 @@
 """The losses of fine-tuned models between their training and their use."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 
 from export.generate.model import BaseIdentity
-from export.papers.backward.mismatch import BASES, BEGINS, SWITCHES, AdapterRecord, Mismatch, MismatchSettings, Scores
+from export.papers.backward.mismatch import BASES, SWITCHES, AdapterRecord, Begin, Mismatch, MismatchSettings, Scores
 from export.training.provenance import processor
 
 
@@ -14,7 +16,7 @@ def make_record(seed, accuracy):
     scores = []
     for split in ("training", "test"):
         for merged in (False, True):
-            for begin in BEGINS:
+            for begin in get_args(Begin):
                 right = generator.permutation(200) < round(200 * accuracy(split, merged, begin))
                 scores.append(
                     Scores(

@@ -24,7 +24,6 @@ BASES = ("fp32", "nf4")
 #: How the begin tokens stand before a text: once as in training, twice, or twice while all further tokens keep their
 #: positions of the training.
 Begin = Literal["once", "twice", "twice, places kept"]
-BEGINS: tuple[Begin, ...] = ("once", "twice, places kept", "twice")
 #: How predictions are scored: tokens, or whole completions, that are right given the right tokens before them; whole
 #: completions that greedy decoding writes; and right answers in what it writes.
 Metric = Literal["tokens", "forced", "written", "answers"]
