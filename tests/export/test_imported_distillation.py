@@ -226,8 +226,6 @@ OTHER_OUTPUTS = (
         ((*TWO, "--label", "stars"), UsageError, r"--label: got 'stars', expected nothing beside an imported run as"),
         ((*TWO, "--dev", "texts.txt"), UsageError, r"--dev: got .*; to train on labels of your own, leave --teacher"),
         ((*TWO, "--classification"), UsageError, r"--classification: got this option, expected nothing beside"),
-        ((*TWO, "--int8"), UsageError, r"--int8: got an imported run as its teacher, .*'fewheads export' also makes"),
-        (("--model", "embedder", "--int8"), UsageError, r"--int8: got an imported run as its teacher"),
         ((*TWO, "--max-length", 25), UsageError, r"--max-length: got 25, expected 24 at most, the tokens that the imp"),
         (("--model", "student", "--teacher", "classifier"), UsageError, OTHER_OUTPUTS),
         (("--model", "directory", "--teacher", "embedder"), UsageError, r"directory: got another model, expected an i"),
