@@ -30,7 +30,6 @@ _VARINT, _LENGTH_DELIMITED = 0, 2
 _FIXED_BYTES: Final = {1: 8, 3: 0, 4: 0, 5: 4}
 #: Fields of a ModelInferRequest, of an input in it, and of the typed contents of that.
 _INPUTS, _SHAPE, _CONTENTS, _VARINTS = 5, 3, 5, range(1, 6)
-_ENTERED: Final = {_INPUTS, _SHAPE, _CONTENTS, *_VARINTS, 6}
 #: Fields that are never large, by path: a parser copies each of them more than once.
 _SMALL: Final = {
     (1,): "model_name",
@@ -42,6 +41,7 @@ _SMALL: Final = {
     (_INPUTS, 2): "input datatype",
     (_INPUTS, 4): "parameter of an input",
 }
+_ENTERED: Final = {_INPUTS, _SHAPE, _CONTENTS, *_VARINTS, *(path[-1] for path in _SMALL)}
 #: Values of parameters by name; None where the client sets no value.
 Values = Mapping[str, bool | int | float | str | None]
 
@@ -145,7 +145,7 @@ def check_message(data: bytes) -> None:
 
 
 class _PartCounter:
-    """Counts the parts of a message, without making any object of them."""
+    """Counts the parts of a message and checks their sizes, without making any object of them."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
