@@ -1,4 +1,4 @@
-"""The commands ``fewheads language head``, ``export-head`` and ``compare``."""
+"""The commands ``fewheads language head``, ``export-head``, ``compare`` and ``mismatch``."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
+from edge.cli.options import FloatRange
 from edge.cli.output import json_option, print_json, working
 from edge.errors import UsageError
+from edge.files import sha256
 from export.bundle.exported import print_exported
 from export.bundle.outputs import check_bundle, check_name, check_run, check_workspace
 from export.generate.formats import source_of
-from export.generate.options import data_option, files_of, language_seed_option, limit_option
+from export.generate.options import RATE, data_option, files_of, language_seed_option, limit_option
 from export.papers.experiment import SETTINGS
 from export.report.table import print_measures
 from export.training.loading import loading_torch
@@ -34,6 +37,12 @@ from export.training.watch import watching
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
     from export.training.device import DeviceName
+
+
+_seeds_option = click.option(
+    "--seeds", type=click.IntRange(1), default=3, show_default=True, help="Runs of each, seeds from 0 on."
+)
+_resumed_option = out_option("Directory for all results; the same options resume there, with more seeds, too.")
 
 
 @click.command()
@@ -148,11 +157,11 @@ def export_head(
     metavar="DIRECTORY/MODULE",
     help="A task: DIRECTORY has train*/MODULE.txt and interpolate/MODULE.txt of the mathematics dataset. Repeatable.",
 )
-@click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="Runs of each, seeds from 0 on.")
+@_seeds_option
 @click.option("--limit", type=click.IntRange(1), default=10_000, show_default=True, help="Examples to train on.")
 @click.option("--epochs", type=click.IntRange(1), default=2, show_default=True, help="Passes over them.")
 @click.option("--items", type=click.IntRange(1), default=300, show_default=True, help="Test examples to answer.")
-@out_option("Directory for all results; the same options resume there, with more seeds, too.")
+@_resumed_option
 @device_option
 @json_option
 def compare(
@@ -196,3 +205,74 @@ def compare(
         processor=processor(),
     )
     run_experiment(HeadComparison(settings, out, base, tasks), out, as_json=as_json, plots=False)
+
+
+@click.command()
+@click.argument("backbone", type=DIRECTORY)
+@click.option(
+    "--data",
+    multiple=True,
+    default=("calculator:train",),
+    show_default=True,
+    metavar="FORMAT:PATH",
+    help="To train on, as of `fewheads language finetune`; a tenth is held out. Repeatable.",
+)
+@click.option(
+    "--test",
+    "tests",
+    multiple=True,
+    default=("calculator:in_range", "calculator:out_of_range", "calculator:long"),
+    show_default=True,
+    metavar="FORMAT:PATH",
+    help="To answer, beside the data that are trained on. Repeatable.",
+)
+@_seeds_option
+@click.option("--rank", type=click.IntRange(1), default=32, show_default=True, help="Of the adapters; the paper's.")
+@click.option("--epochs", type=click.IntRange(1), default=20, show_default=True, help="Passes; the best one is kept.")
+@click.option("--lr", type=FloatRange(0, min_open=True), default=RATE, show_default=True, help="Peak learning rate.")
+@limit_option
+@_resumed_option
+@device_option
+@json_option
+def mismatch(
+    backbone: Path,
+    data: tuple[str, ...],
+    tests: tuple[str, ...],
+    seeds: int,
+    rank: int,
+    epochs: int,
+    lr: float,
+    limit: int | None,
+    out: Path,
+    device: DeviceName,
+    as_json: bool,
+) -> None:
+    """Find what a fine-tuned model loses in use (paper 000).
+
+    Trains LoRA adapters on BACKBONE in FP32 and rounded to NF4. Each is scored on the base of its training and merged
+    into the FP32 base, with the begin token once and twice, teacher-forced and written freely. Writes records.jsonl, a
+    line after each training, and report.md.
+    """
+    sources, splits = [source_of(text) for text in data], [source_of(text) for text in tests]
+    check_workspace("--out", out, {"BACKBONE": backbone, **files_of([*sources, *splits])}, settings=SETTINGS)
+    with loading_torch("loading torch, model and data"):
+        from export.generate.formats import read_source
+        from export.generate.model import Base
+        from export.generate.train import read_corpus
+        from export.papers.backward.mismatch import Mismatch, MismatchSettings, begin_of
+        from export.papers.experiment import run_experiment
+
+        base = Base(backbone, device)
+        corpus = read_corpus(sources, seed=0, limit=limit)
+        read = {name: some for source in splits for name, some in read_source(source, limit).items()}
+    settings = MismatchSettings(
+        base=base.identity,
+        data={name: sha256(msgspec.json.encode(some)) for name, some in {"train": corpus.train, **read}.items()},
+        begin=begin_of(base.tokenizer),
+        rank=rank,
+        epochs=epochs,
+        rate=lr,
+        seeds=seeds,
+        processor=processor(),
+    )
+    run_experiment(Mismatch(settings, out, base, (corpus, read)), out, as_json=as_json, plots=False)

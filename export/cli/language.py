@@ -13,7 +13,7 @@ from edge.cli.output import json_option, print_json, print_table, progress, work
 from edge.errors import UsageError
 from export.bundle.exported import print_exported
 from export.bundle.outputs import check_bundle, check_name
-from export.cli.backward import compare, export_head, head
+from export.cli.backward import compare, export_head, head, mismatch
 from export.generate.files import check_language_model
 from export.generate.formats import read_source, source_of
 from export.generate.options import RATE, data_option, files_of, language_seed_option, limit_option, rows_by_file
@@ -35,6 +35,7 @@ from export.training.watch import watching
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
     from edge.bundles.manifest import Measure
+    from export.generate.finetune import BasePrecision
     from export.generate.train import Size
     from export.training.device import DeviceName
     from export.training.recipe import Precision
@@ -135,6 +136,13 @@ def train(
     type=FloatRange(0, min_open=True),
     help=f"Peak learning rate.  [default: {RATE:g}; {_FULL_RATE:g} with --full]",
 )
+@click.option(
+    "--base-precision",
+    type=click.Choice(["fp32", "nf4"]),
+    default="fp32",
+    show_default=True,
+    help="Of the frozen weights in training. nf4 rounds them to 4 bits as QLoRA does; the result is in FP32 anyway.",
+)
 @limit_option
 @language_seed_option
 @runs_option("the model, which becomes OUT/NAME")
@@ -150,6 +158,7 @@ def finetune(
     full: bool,
     epochs: int,
     lr: float | None,
+    base_precision: BasePrecision,
     limit: int | None,
     seed: int,
     out: Path,
@@ -176,7 +185,7 @@ def finetune(
         from export.generate.train import read_corpus
 
         rate = lr or (_FULL_RATE if full else RATE)
-        tuning = Tuning(rank=None if full else rank or _RANK, epochs=epochs, rate=rate)
+        tuning = Tuning(rank=None if full else rank or _RANK, base=base_precision, epochs=epochs, rate=rate)
         base = Base(backbone, device)
         corpus = read_corpus(sources, seed=seed, limit=limit)
     with watching(name) as watch:
@@ -377,5 +386,5 @@ def export(
     print_exported([(exported, time.perf_counter() - started)], as_json=as_json)
 
 
-for _command in (head, compare, export_head):
+for _command in (head, compare, mismatch, export_head):
     language.add_command(_command)

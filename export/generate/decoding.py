@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -59,20 +58,36 @@ def complete(
         on_batch: is called with the number of questions of each finished batch.
     """
     tokens = [tokenizer.prompt(prompt) for prompt in prompts]
-    completions: list[list[int]] = [[] for _ in tokens]
+    written = complete_tokens(model, tokens, max_tokens, decoding, batch_size=batch_size, on_batch=on_batch)
+    ends = end_tokens(model)
+    return [tokenizer.decode([token for token in ids if token not in ends]) for ids in written]
+
+
+def complete_tokens(
+    model: PreTrainedModel,
+    prompts: Sequence[list[int]],
+    max_tokens: int,
+    decoding: Decoding = GREEDY,
+    *,
+    batch_size: int = 32,
+    on_batch: Callable[[int], None] = lambda size: None,
+) -> list[list[int]]:
+    """Return the tokens that follow each prompt, as :func:`complete`, with the one that ends the text."""
+    completions: list[list[int]] = [[] for _ in prompts]
     ends = set(end_tokens(model))
-    lengths = np.array([len(prompt) for prompt in tokens])
+    lengths = np.array([len(prompt) for prompt in prompts])
     rooms = np.clip(positions_of(model) - lengths, 0, max_tokens)
     # The rows of a batch stop together. So they have the same room, and none is cut because of a longer one.
     groups = [np.flatnonzero(rooms == room) for room in np.unique(rooms)]
     batches = [group[batch] for group in groups for batch in sorted_batches(lengths[group], batch_size)]
     for number, batch in enumerate(batches):
         if room := int(rooms[batch[0]]):
-            written = _written(model, [tokens[row] for row in batch], decoding, room, number)
+            written = _written(model, [prompts[row] for row in batch], decoding, room, number)
             for row, ids in zip(batch, written, strict=True):
-                completions[row] = list(takewhile(lambda token: token not in ends, ids))
+                length = next((count for count, token in enumerate(ids, 1) if token in ends), room)
+                completions[row] = ids[:length]
         on_batch(len(batch))
-    return [tokenizer.decode(ids) for ids in completions]
+    return completions
 
 
 def end_tokens(model: PreTrainedModel) -> tuple[int, ...]:

@@ -124,16 +124,23 @@ def completion_limit(trained_on: Sequence[EncodedExample]) -> int:
 
 
 def encode_fitting(tokenizer: TextTokenizer, examples: Sequence[Example], positions: int) -> list[EncodedExample]:
-    """Return examples as tokens, without those that have more tokens than there are positions.
+    """Return examples as tokens, of those that are :func:`fitting`."""
+    return [row for _, row in fitting(tokenizer, examples, positions)]
+
+
+def fitting(
+    tokenizer: TextTokenizer, examples: Sequence[Example], positions: int
+) -> list[tuple[Example, EncodedExample]]:
+    """Return examples, also as tokens, without those that have more tokens than there are positions.
 
     Raises:
         DataError: none is left.
     """
-    rows = [row for example in examples if len((row := tokenizer.encode(example)).ids) <= positions]
-    if not rows:
+    pairs = [(example, row) for example in examples if len((row := tokenizer.encode(example)).ids) <= positions]
+    if not pairs:
         given, expected = Raw(f"{len(examples)}, all longer"), f"some of at most {positions} tokens"
         raise DataError("examples", given=given, expected=expected, fix="Give a model with more positions.")
-    return rows
+    return pairs
 
 
 def token_measures(split: str, forced: TeacherForced) -> tuple[Measure, ...]:

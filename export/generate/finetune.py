@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import msgspec
 import torch
 from msgspec.structs import replace
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from edge.errors import Raw, UsageError
 from export.generate.files import ADAPTER
-from export.generate.model import Base
+from export.generate.model import Base, linear_layers
 from export.generate.train import Corpus, train_to_directory
 from export.training.objective import SILENT, Observer
 from export.training.recipe import Recipe
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 #: Name of the model in the record.
 MODEL = "fine-tuned-language-model"
 _RECIPE = Recipe(epochs=1, peak_learning_rate=1e-3, warmup_share=0.05, schedule="cosine", clip_norm=1.0)
+BasePrecision = Literal["fp32", "nf4"]
 #: The layers that make queries, keys and values, by ``model_type``; GPT-2 has one for all three.
 _LAYERS = {"gpt2": ["c_attn"]}
 _OTHERS = ["q_proj", "k_proj", "v_proj"]
@@ -45,13 +47,21 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         rank: of the adapters; None trains all weights.
+        base: precision of the frozen weights while the adapters train.
         epochs: passes over the examples; the hold-out chooses one.
         rate: the learning rate after the warm-up.
     """
 
     rank: int | None
+    base: BasePrecision = "fp32"
     epochs: int
     rate: float
+
+    def __post_init__(self) -> None:
+        if self.rank is None and self.base != "fp32":
+            fix = "Leave --full or --base-precision out."
+            given = Raw(f"{self.base} with --full")
+            raise UsageError("--base-precision", given=given, expected="adapters, or fp32", fix=fix)
 
     @property
     def recipe(self) -> Recipe:
@@ -72,8 +82,8 @@ def finetune(
 ) -> RunMetrics:
     """Fine-tune a copy of a model, measure it on the hold-out, and write a directory that is a base itself.
 
-    Adapters are merged into the base, and also written in peft's format. The files of the tokenizer stay as they are.
-    All else is as in :func:`export.generate.train.train_language`.
+    Adapters are merged into the FP32 base, whatever base they were trained on, and also written in peft's format. The
+    files of the tokenizer stay as they are. All else is as in :func:`export.generate.train.train_language`.
 
     Args:
         seed: of the adapters' initial weights and of the order of examples.
@@ -83,9 +93,7 @@ def finetune(
         DataError: no example fits.
         UsageError: peft is not installed.
     """
-    model: nn.Module = unfrozen(base.model)
-    if tuning.rank is not None:
-        model = with_lora(base.model, tuning.rank, seed, "linear")
+    model: nn.Module = unfrozen(base.model) if tuning.rank is None else adapted(base.model, tuning, seed)
 
     def finish() -> tuple[PreTrainedModel, dict[str, bytes]]:
         if tuning.rank is None:
@@ -94,7 +102,7 @@ def finetune(
         with tempfile.TemporaryDirectory() as scratch:
             lora.save_pretrained(scratch, save_embedding_layers=False)
             files = {f"{ADAPTER}/{file}": (Path(scratch) / file).read_bytes() for file in _FILES}
-        return merged(lora), base.tokenizer_files | files
+        return merged(moved(lora, base.model)), base.tokenizer_files | files
 
     return train_to_directory(
         model,
@@ -119,6 +127,12 @@ def finetune(
 def unfrozen(model: PreTrainedModel) -> PreTrainedModel:
     """Return a copy of a model, all of whose weights train."""
     return copy.deepcopy(model).requires_grad_(True)
+
+
+def adapted(model: PreTrainedModel, tuning: Tuning, seed: int) -> PeftModel:
+    """Return a copy of a model in the base's precision, with new adapters on all linear layers but the last."""
+    assert tuning.rank is not None
+    return with_lora(rounded_to_nf4(model) if tuning.base == "nf4" else model, tuning.rank, seed, "linear")
 
 
 def with_lora(
@@ -148,6 +162,14 @@ def with_lora(
     return lora
 
 
+def moved(lora: PeftModel, model: PreTrainedModel) -> PeftModel:
+    """Return a copy of a model with the adapters of another, which has layers of the same shapes."""
+    with _peft() as peft:
+        copied: PeftModel = peft.get_peft_model(copy.deepcopy(model), copy.deepcopy(lora.peft_config["default"]))
+        peft.set_peft_model_state_dict(copied, peft.get_peft_model_state_dict(lora, save_embedding_layers=False))
+    return copied.eval()
+
+
 def merged(lora: PeftModel) -> PreTrainedModel:
     """Return a plain copy of a model whose weights contain its adapters."""
     untyped: Any = copy.deepcopy(lora)
@@ -170,3 +192,49 @@ def _peft() -> Iterator[Any]:
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft reads an attribute of models that transformers renames
         yield peft
+
+
+#: Consecutive weights that share a scale, their largest magnitude. The scales stay in FP32.
+BLOCK = 64
+
+
+def _nf4_levels() -> Tensor:
+    """Return the 16 values of a weight in units of its block's scale, [16], rising.
+
+    They are quantiles of the normal distribution, 7 below and 8 above an exact 0, divided by the largest.
+    """
+    outermost = 1 - (1 / 32 + 1 / 30) / 2
+    above, below = (
+        torch.special.ndtri(torch.linspace(0.5, outermost, count, dtype=torch.float64)[1:]) for count in (9, 8)
+    )
+    levels = torch.cat([-below.flip(0), torch.zeros(1), above])
+    return (levels / levels.max()).float()
+
+
+#: 4-bit NormalFloat (NF4) of QLoRA, Dettmers et al. 2023, arXiv 2305.14314.
+LEVELS = _nf4_levels()
+_MIDDLES = (LEVELS[1:] + LEVELS[:-1]) / 2
+
+
+def nearest(weights: Tensor) -> Tensor:
+    """Return each weight as the nearest level of its block in FP32; blocks follow one another row by row."""
+    flat = weights.float().flatten()
+    blocks = functional.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)
+    scales = blocks.abs().amax(dim=1, keepdim=True)
+    units = blocks / scales.clamp(min=torch.finfo(torch.float32).tiny)
+    levels = LEVELS.to(flat.device)[torch.bucketize(units, _MIDDLES.to(flat.device))]
+    return (levels * scales).flatten()[: len(flat)].view_as(weights)
+
+
+@torch.no_grad()
+def rounded_to_nf4(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy of a model whose linear layers but the last have rounded weights, in blocks along their inputs.
+
+    Embeddings, biases and norms stay as they are.
+    """
+    rounded = copy.deepcopy(model)
+    for layer in linear_layers(rounded):
+        weight: Tensor = layer.weight  # type: ignore[assignment]
+        # GPT-2 keeps its matrices transposed.
+        weight.copy_(nearest(weight) if isinstance(layer, nn.Linear) else nearest(weight.T.contiguous()).T)
+    return rounded

@@ -157,6 +157,13 @@ def positions_of(model: PreTrainedModel) -> int:
     return int(model.config.max_position_embeddings)
 
 
+def linear_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """Return the linear layers of a model but the last, which makes the logits."""
+    kinds = (nn.Linear, _transformers().pytorch_utils.Conv1D)
+    last = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return [module for module in model.modules() if isinstance(module, kinds) and module is not last]
+
+
 class BaseIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which language model a head is for: the name of its directory, and a SHA-256.
 

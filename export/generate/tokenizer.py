@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -78,6 +79,12 @@ class TextTokenizer:
     def size(self) -> int:
         """V, the number of tokens."""
         return int(self.tokenizer.get_vocab_size())
+
+    def beginning_with(self, begin: Sequence[int]) -> TextTokenizer:
+        """Return the same tokenizer for texts that begin with other first tokens."""
+        copied = copy.copy(self)
+        copied.begin = list(begin)
+        return copied
 
     def prompt(self, prompt: str) -> list[int]:
         """Return the tokens of a question, which a model completes."""

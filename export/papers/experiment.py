@@ -40,22 +40,29 @@ class Part(NamedTuple):
     arguments: tuple[Any, ...] = ()
 
 
-class SettledExperiment(ABC, Generic[R]):
-    """An experiment whose records are published: it is no longer run, and :func:`report_on` reports on it.
+class Experiment(ABC, Generic[R]):
+    """An experiment, which :func:`run_experiment` runs; it is pickled for jobs side by side.
 
     Attributes:
         title: of the report.
         settings: all that the records depend on.
+        extensible: names of settings, or how they begin, that may differ from those on disk, such as ``seeds``: they
+            decide which parts there are, not what one of them gives.
         record: the type of a part's record.
     """
 
     title: str
     settings: msgspec.Struct
+    extensible: tuple[str, ...] = ()
     record: type[R]
 
     @abstractmethod
     def parts(self) -> Sequence[Part]:
         """Return all parts, in the order of their computation."""
+
+    @abstractmethod
+    def compute(self, part: Part, watch: Watch) -> R:
+        """Return the record of a part."""
 
     @abstractmethod
     def tables(self, records: Mapping[str, R]) -> Sequence[Table]:
@@ -68,21 +75,6 @@ class SettledExperiment(ABC, Generic[R]):
     def figures(self, records: Mapping[str, R]) -> Mapping[str, Figure]:
         """Return figures by file name without a suffix."""
         return {}
-
-
-class Experiment(SettledExperiment[R]):
-    """An experiment, which :func:`run_experiment` runs; it is pickled for jobs side by side.
-
-    Attributes:
-        extensible: names of settings, or how they begin, that may differ from those on disk, such as ``seeds``: they
-            decide which parts there are, not what one of them gives.
-    """
-
-    extensible: tuple[str, ...] = ()
-
-    @abstractmethod
-    def compute(self, part: Part, watch: Watch) -> R:
-        """Return the record of a part."""
 
 
 def run_experiment(experiment: Experiment[R], out: Path, *, plots: bool = True, as_json: bool = False) -> dict[str, R]:
@@ -167,7 +159,7 @@ class ExperimentReport(msgspec.Struct, Generic[R], frozen=True):
     figures: Mapping[str, Figure]
 
 
-def report_on(experiment: SettledExperiment[R], out: Path, *, plots: bool = True) -> ExperimentReport[R]:
+def report_on(experiment: Experiment[R], out: Path, *, plots: bool = True) -> ExperimentReport[R]:
     """Return the report on the records of a directory, where nothing is written."""
     recorded, names = read_records(out, experiment.record), [part.name for part in experiment.parts()]
     records = {name: recorded[name] for name in names if name in recorded}

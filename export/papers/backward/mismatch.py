@@ -1,35 +1,51 @@
-"""The fine-tuned language models of paper 000 answer worse than in their training; this experiment found the cause.
+"""The fine-tuned language models of paper 000 answer worse than in their training; this experiment finds the cause.
 
-It is settled, so that only its records are read. A part is an adapter, trained on a base in FP32 or NF4 with a seed and
-scored under all conditions: on its own base or merged into that in FP32, begin tokens once or twice, teacher-forced and
-written freely.
+A part is an adapter, trained on a base in FP32 or NF4 with a seed and scored under all conditions: on its own base or
+merged into that in FP32, begin tokens once or twice, teacher-forced and written freely.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import product
-from typing import Literal, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
+import torch
+from torch import Tensor, nn
 
-from export.generate.model import BaseIdentity
-from export.papers.experiment import Part, SettledExperiment
+from export.generate.decoding import complete_tokens
+from export.generate.evaluate import fitting, teacher_forced
+from export.generate.finetune import BasePrecision, Tuning, adapted, merged, moved, trainable
+from export.generate.formats import Example, parse_answer, same_answer
+from export.generate.model import Base, BaseIdentity, positions_of
+from export.generate.tokenizer import TextTokenizer
+from export.generate.train import Corpus, LanguageObjective
+from export.papers.experiment import Experiment, Part, unfinished
 from export.report.table import Table
 from export.training.intervals import RESAMPLES, Difference, Mean, Sample, average, points, with_interval
 from export.training.provenance import Processor
+from export.training.trainer import train
+from export.training.watch import Watch
 
-BASES = ("fp32", "nf4")
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+BASES: tuple[BasePrecision, ...] = ("fp32", "nf4")
 #: How the begin tokens stand before a text: once as in training, twice, or twice while all further tokens keep their
 #: positions of the training.
 Begin = Literal["once", "twice", "twice, places kept"]
+BEGINS: tuple[Begin, ...] = ("once", "twice, places kept", "twice")
 #: How predictions are scored: tokens, or whole completions, that are right given the right tokens before them; whole
 #: completions that greedy decoding writes; and right answers in what it writes.
 Metric = Literal["tokens", "forced", "written", "answers"]
 METRICS: tuple[Metric, ...] = ("tokens", "forced", "written", "answers")
 #: The examples that adapters were trained on, as a split.
 TRAINED = "training"
+_TOGETHER = 100
 
 
 class MismatchSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +54,7 @@ class MismatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         data: SHA-256 of the examples that are trained on, and then of each test split.
         begin: the tokens that stand before each text once in training.
-        rank, epochs, rate: of the adapters.
+        rank, epochs, rate: as in :class:`export.generate.finetune.Tuning`.
     """
 
     base: BaseIdentity
@@ -105,18 +121,77 @@ SWITCHES = {
 }
 
 
-class Mismatch(SettledExperiment[AdapterRecord]):
-    """The experiment by its settings."""
+class Mismatch(Experiment[AdapterRecord]):
+    """The experiment in a directory; reports alone need neither the language model nor examples.
+
+    Args:
+        examples: those that are trained on, those of the hold-out, and the test splits by name.
+    """
 
     title, record = "Accuracy in training and in use of a fine-tuned language model", AdapterRecord
+    extensible = ("seeds", "processor")
 
-    def __init__(self, settings: MismatchSettings) -> None:
+    def __init__(
+        self,
+        settings: MismatchSettings,
+        out: Path,
+        base: Base | None = None,
+        examples: tuple[Corpus, Mapping[str, Sequence[Example]]] | None = None,
+    ) -> None:
         self.settings: MismatchSettings = settings
-        self._splits = (TRAINED, *list(settings.data)[1:])
+        self._out, self._splits = out, (TRAINED, *list(settings.data)[1:])
+        if base and examples:
+            corpus, tests = examples
+            self._base = base
+            self._once, self._twice = (base.tokenizer.beginning_with(settings.begin * times) for times in (1, 2))
+            self._train, self._holdout, *further = (
+                # What fits into the model's positions with the begin tokens twice.
+                [example for example, _ in fitting(self._twice, of, positions_of(base.model))]
+                for of in (corpus.train, corpus.holdout, *tests.values())
+            )
+            self._examples = dict(zip(self._splits, (self._train, *further), strict=True))
 
     def parts(self) -> list[Part]:
         """Both bases with a seed come before the next seed."""
         return [Part(f"{base}-seed{seed}", (base, seed)) for seed, base in product(range(self.settings.seeds), BASES)]
+
+    def compute(self, part: Part, watch: Watch) -> AdapterRecord:
+        """Train an adapter, and score it under all conditions."""
+        base, seed = part.arguments
+        tuning = Tuning(rank=self.settings.rank, base=base, epochs=self.settings.epochs, rate=self.settings.rate)
+        model, size = adapted(self._base.model, tuning, seed), tuning.recipe.batch_size
+        rows = ([self._once.encode(example) for example in of] for of in (self._train, self._holdout))
+        steps = -(-len(self._train) // size)
+        objective = LanguageObjective(model, *rows, seed=seed, batch_size=size, steps_per_epoch=steps)
+        state = unfinished(self._out, part) / "state"
+        trained = train(objective, tuning.recipe, seed=seed, state=state, observer=watch)
+        models: dict[bool, Any] = {False: model, True: merged(moved(model, self._base.model))}
+        conditions = list(product(models, BEGINS, self._splits))
+        scores = []
+        for done, (is_merged, begin, split) in enumerate(conditions):
+            watch.on_part(f"scores {split}", done, len(conditions))
+            scores.append(self._scores(models[is_merged], is_merged, begin, split))
+        return AdapterRecord(parameters=trainable(model), best_epoch=trained.best_epoch, scores=tuple(scores))
+
+    def _scores(self, model: PreTrainedModel, is_merged: bool, begin: Begin, split: str) -> Scores:
+        tokenizer, examples = self._once if begin == "once" else self._twice, self._examples[split]
+        rows = [tokenizer.encode(example) for example in examples]
+        prompts, rights = ([row.ids[row.learnt == learnt].tolist() for row in rows] for learnt in (False, True))
+        most = max(map(len, rights)) * 5 // 4
+        with moved_back(model, len(self.settings.begin)) if begin == "twice, places kept" else nullcontext():
+            forced = teacher_forced(model, rows, _TOGETHER)
+            written = complete_tokens(model, prompts, most, batch_size=_TOGETHER)
+        tokens, hits = (np.bincount(forced.rows, weights) for weights in (None, forced.predicted == forced.targets))
+        answers = [parse_answer(tokenizer.decode(ids)) for ids in written]
+        return Scores(
+            split=split,
+            merged=is_merged,
+            begin=begin,
+            tokens=tuple(tokens.tolist()),
+            hits=tuple(map(int, hits)),
+            written=tuple(ids[: len(right)] == right for ids, right in zip(written, rights, strict=True)),
+            answered=tuple(same_answer(of, right.answer) for of, right in zip(answers, examples, strict=True)),
+        )
 
     def _scores_of(self, records: Mapping[str, AdapterRecord]) -> dict[tuple[str, str, bool, Begin], list[Scores]]:
         """Return the scores of all seeds by base, split, merged and begin, split by split."""
@@ -133,7 +208,7 @@ class Mismatch(SettledExperiment[AdapterRecord]):
         settings, seeds = self.settings, len({part.arguments[1] for part in self.parts() if part.name in records})
         return (
             f"{_agreement(records)}\n\n"
-            f"Written by `fewheads language mismatch` of commit 92bf958a, on {settings.base.name} with SHA-256 "
+            f"Written by `fewheads language mismatch`, on {settings.base.name} with SHA-256 "
             f"{settings.base.sha256[:12]}…, by LoRA of rank {settings.rank} on all linear layers but the last, "
             f"{settings.epochs} epochs at {settings.rate:g}, {seeds} seeds. The base is in FP32 or rounded to NF4 "
             "while an adapter trains, and the adapter is used on that base or merged into the FP32 base. Texts begin "
@@ -177,6 +252,39 @@ class Mismatch(SettledExperiment[AdapterRecord]):
             ),
             Table("All conditions, accuracy in %", heads, [(*key, *row) for key, row in every.items()], texts=4),
         ]
+
+
+@contextmanager
+def moved_back(model: PreTrainedModel, shift: int) -> Iterator[None]:
+    """Give each token of a text the position of one so many before it during the block; the first ones share the first.
+
+    So tokens that are put before a text leave the positions of its own tokens as they were.
+    """
+
+    def move(_: nn.Module, inputs: tuple[Tensor, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        ids: Tensor = inputs[0] if inputs else options["input_ids"]
+        given = options.get("position_ids")
+        if given is None:
+            given = torch.arange(ids.shape[1], device=ids.device)[None]
+            # Without a mask, transformers takes positions that do not rise for several texts.
+            options = {**options, "attention_mask": torch.ones_like(ids)}
+        return inputs, {**options, "position_ids": (given - shift).clamp(min=0)}
+
+    # Generation needs the positions in the cache of the whole model, so only the layers below see others; a model with
+    # adapters is a wrapper of a plain one.
+    untyped: Any = model
+    plain = untyped.get_base_model() if hasattr(untyped, "get_base_model") else untyped
+    layers: nn.Module = plain.base_model
+    hook = layers.register_forward_pre_hook(move, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def begin_of(tokenizer: TextTokenizer) -> tuple[int, ...]:
+    """Return the tokens that a text begins with; the end where a tokenizer has none, as with GPT-2."""
+    return tuple(tokenizer.begin) or (tokenizer.end,)
 
 
 def _agreement(records: Mapping[str, AdapterRecord]) -> str:

@@ -33,7 +33,7 @@ def experiments(results: Path) -> tuple[run.HeadComparison, mismatch.Mismatch]:
     """Return the comparison and the mismatch as they were run, without their models."""
     return (
         run.HeadComparison(read_settings(results / "compare", run.ComparisonSettings), results / "compare"),
-        mismatch.Mismatch(read_settings(results / "mismatch", mismatch.MismatchSettings)),
+        mismatch.Mismatch(read_settings(results / "mismatch", mismatch.MismatchSettings), results / "mismatch"),
     )
 
 
