@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import torch
+import torch._dynamo.config
 from torch.onnx._internal.exporter import _registration
 
 from export.cli.finetune import finetune
@@ -11,6 +12,7 @@ from export.cli.shapes import shapes
 from export.data import expressions as data
 from export.papers.calculator.train import train_run
 from tests.support.calculators import export_untrained
+from tests.support.kept_exports import KeptExports
 from tests.support.task_data import encoded, invoke, make_sentiment, make_transformer, write_model, write_sst2
 
 
@@ -32,11 +34,12 @@ def padding():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _operators_of_the_exporter():
-    """Let torch's exporter parse its operators once, not for every model: a fifth of the time of a small export."""
-    with pytest.MonkeyPatch.context() as patch:
-        api = _registration.onnxscript_apis
-        patch.setattr(api, "get_torchlib_ops", functools.cache(api.get_torchlib_ops))
+def _fast_exports():
+    """Let torch trace each structure and parse its operators once, and keep no shapes: few are needed again."""
+    registry = _registration.ONNXRegistry
+    with pytest.MonkeyPatch.context() as patch, torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
+        patch.setattr(registry, "from_torchlib", staticmethod(functools.cache(registry.from_torchlib)))
+        patch.setattr(torch.onnx, "export", KeptExports(torch.onnx.export))
         yield
 
 

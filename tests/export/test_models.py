@@ -168,3 +168,18 @@ def test_a_difference_beyond_the_tolerance_is_rejected(converted, splits):
     golden = golden_of(create_network("calculator-fnn2", 1), {"x": splits["val"].tokens}, ["value"])
     with pytest.raises(GoldenError, match="output 'value' on 636 golden rows: got a largest difference of"):
         largest_difference(converted["calculator-fnn2"][1], golden, CLOSE, "fnn2")
+
+
+def test_tests_that_share_a_traced_graph_get_the_file_of_an_export_of_their_own(monkeypatch):
+    def file(seed, rows, twins=False):
+        torch.manual_seed(seed)
+        model = MultiHeadAttention(4, 1, 4)
+        if twins:  # with one initializer for both
+            model.k_proj.load_state_dict(model.q_proj.state_dict())
+        inputs = {"x": torch.zeros(rows, 3, 4), "mask": torch.ones(rows, 3)}
+        return to_onnx(model, inputs, ["y"], {name: {0: "batch"} for name in inputs})
+
+    cases = (0, 2), (1, 3), (2, 2, True)
+    kept = [file(*case) for case in cases]
+    monkeypatch.setattr(torch.onnx, "export", torch.onnx.export.export)
+    assert kept == [file(*case) for case in cases]
