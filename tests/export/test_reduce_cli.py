@@ -80,7 +80,7 @@ def test_a_run_becomes_a_smaller_run_that_can_be_fine_tuned(place, first):
 def test_a_reduction_prints_lines_when_piped(first):
     lines = first.stderr.splitlines()
     shown = re.compile(r"times of the options: \d+ of \d+, 0:00:\d\d(, about 0:00:\d\d left)?")
-    assert len({line for line in lines if shown.fullmatch(line)}) > 2
+    assert any(shown.fullmatch(line) for line in lines)
 
 
 def test_a_speedup_far_below_the_planned_one_is_remarked_on(place, first, tmp_path):
