@@ -257,17 +257,15 @@ class RestorationObjective:
         batches = batches_of_passes(lengths, self._recipe.batch_size, seed=self._seed, first=done)
         return islice(batches, self.steps_per_epoch - first)
 
-    def loss(self, batch: Array, progress: float) -> Tensor:
-        """Return the sum of the students' losses."""
+    def loss(self, batch: Array, progress: float) -> Iterator[Tensor]:
+        """Yield the loss of each student, so that a family takes the memory of its largest one."""
         inputs = self._texts.train.batch(batch).to(self._device)
         with torch.no_grad():
             wanted, states = outputs_with_states(self._original, inputs, self._imitated, self._recipe.precision)
         by_layer = dict(zip(self._imitated, (state.float() for state in states), strict=True))
-        total = wanted[0].new_zeros(())
         for student in self._students.values():
             layers = [by_layer[layer] for layer in student.imitated]
-            total = total + self._student_loss(student.model, inputs, wanted, layers)
-        return total
+            yield self._student_loss(student.model, inputs, wanted, layers)
 
     def _student_loss(self, model: Head, inputs: Batch, wanted: Outputs, layers: list[Tensor]) -> Tensor:
         weights = self._recipe

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -85,8 +85,11 @@ class Objective(Protocol):
     def batches(self, epoch: int, first: int) -> Iterator[Any]:
         """Yield the batches of an epoch, counted from 0, from the batch ``first`` on."""
 
-    def loss(self, batch: Any, progress: float) -> Tensor:
-        """Return the loss of a batch, a scalar, after a share ``progress`` of all steps."""
+    def loss(self, batch: Any, progress: float) -> Tensor | Iterable[Tensor]:
+        """Return the loss of a batch, a scalar, after a share ``progress`` of all steps.
+
+        Or yield its summands: each is differentiated, which frees what it computed, before the next one is computed.
+        """
 
     def evaluate(self) -> EpochScore:
         """Return the score of the model, which is in evaluation mode, on data that are not trained on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -152,12 +153,15 @@ class _Run:
         if state["random_gpu"] is not None:
             torch.cuda.set_rng_state(state["random_gpu"])
 
-    def update(self, loss: Tensor, rate: float) -> None:
+    def update(self, loss: Tensor | Iterable[Tensor], rate: float) -> None:
         self.optimizers.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._unread.append((loss.detach(), clip(self.parameters, self.recipe)))
+        total = torch.zeros((), device=self.parameters[0].device)
+        for summand in [loss] if isinstance(loss, Tensor) else loss:
+            summand.backward()
+            total += summand.detach()
+        self._unread.append((total, clip(self.parameters, self.recipe)))
         self.step += 1
-        if loss.device.type == "cpu":
+        if total.device.type == "cpu":
             self.check()
         self.optimizers.step(rate)
         if self._average is not None:

@@ -4,6 +4,7 @@ import json
 import lzma
 import math
 import shutil
+import weakref
 from pathlib import Path
 
 import msgspec
@@ -93,6 +94,16 @@ def test_students_learn_the_same_beside_others(texts):
     restore(model, both, texts, RECIPE)
     for ours, theirs in zip(alone.model.parameters(), both["this"].model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_a_family_takes_the_memory_of_one_student_at_a_time(texts):
+    model, kept, alive = embedder(), [], []
+    first, second = (without(model, texts, 1) for _ in range(2))
+    first.model.transformer.layers[0].register_forward_hook(lambda *_: kept.append(weakref.ref(_[2])))
+    second.model.register_forward_pre_hook(lambda *_: alive.append([one() is not None for one in kept]))
+    restore(model, {"first": first, "second": second}, texts, msgspec.structs.replace(RECIPE, epochs=1, passes=0.1))
+    assert alive[0] == [False]
+    assert not any(map(any, alive))
 
 
 def test_an_interrupted_restoration_ends_with_the_same_bits(texts, tmp_path):
