@@ -85,7 +85,8 @@ def load(directory: str | Path, models: Mapping[str, Callable[..., ModuleT]]) ->
     metrics = read_metrics(directory)
     if config.model not in models:
         subject = f"{directory / CONFIG} field model"
-        raise CheckpointError(subject, given=config.model, expected=f"one of {', '.join(models)}", fix=TRAIN_AGAIN)
+        fix = "Give a run of such a model."
+        raise CheckpointError(subject, given=config.model, expected=f"one of {', '.join(models)}", fix=fix)
     try:
         module = models[config.model](**config.arguments)
     except TypeError as error:

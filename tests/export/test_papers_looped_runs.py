@@ -18,7 +18,9 @@ from edge.errors import GoldenError
 from edge.launch import running_server
 from edge.runtimes.tensorrt.build import compile_onnx
 from export.cli.export import export
+from export.cli.reduce import reduce
 from export.cli.train import train
+from export.errors import CheckpointError
 from export.estimate.model import kernels
 from export.estimate.operations import work_of
 from export.models.convert import golden_of, largest_difference
@@ -50,7 +52,7 @@ compiled = partial(compile_onnx, flavor="tensorrt_rtx", compute_capability="SM86
 
 
 def make_model(*shapes):
-    """Return a model whose state settles slowly, as training makes it; of no shapes, one with the usual layer."""
+    """Return a model whose state settles slowly, as training makes it; without shapes, with the usual layer."""
     torch.manual_seed(0)
     config = training_plan("linear", "small", dim=16).config
     model = PromptTransformer(msgspec.structs.replace(config, shapes=shapes or config.shapes)).eval()
@@ -136,6 +138,13 @@ def broken(data):
     matrix = max((one for one in model.graph.initializer if len(one.dims) == 2), key=lambda one: np.prod(one.dims))
     matrix.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(matrix)[::-1].copy(), matrix.name))
     return model.SerializeToString()
+
+
+def test_a_looped_run_is_not_reduced(run, tmp_path):
+    other = r"field model: got 'prompt-transformer', expected one of transformer-with-head\. Give a run of such a model"
+    with pytest.raises(CheckpointError, match=other):
+        invoke(reduce, run, "--out", tmp_path / "out")
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
