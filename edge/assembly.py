@@ -139,7 +139,7 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
     hosts = Hosts(settings.allowed_hosts) if settings.checks_hosts() else None
     rest = pages = None
     # These modules take memory, and are loaded only where their port is open.
-    if settings.http_port is not None:
+    if settings.http_port is not None or settings.http_socket:
         from edge.http.server import HttpServer
         from edge.rest.paths import RestApi
 

@@ -72,6 +72,11 @@ class Settings:
     )
     host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 opens the server to the network.")
     grpc_port: int = port_setting(8001, "Port of gRPC; 0 takes any free one.")
+    grpc_socket: Path | None = setting(
+        None,
+        "Unix socket of gRPC, instead of its port; only the user and the group of the server may connect.",
+        unset="none",
+    )
     transport: str = setting(
         "auto",
         "Library of gRPC. nghttp2 is faster, counts what clients make it hold, and needs "
@@ -80,6 +85,7 @@ class Settings:
     )
     metrics_port: int | None = port_setting(8002, "Port of Prometheus metrics and the live page; 0 takes any free one.")
     http_port: int | None = port_setting(None, "Port of the same over HTTP; 0 takes any free one.", unset="none")
+    http_socket: Path | None = setting(None, "Unix socket of the same, as --grpc-socket.", unset="none")
     allowed_hosts: tuple[str, ...] = setting(
         (),
         "Name, beside local ones, for which a server without TLS and tokens on a loopback address answers over HTTP, "
@@ -188,8 +194,9 @@ class Settings:
         return _is_loopback(self.host) and not self.tls_certificate and not self.tokens
 
     def exposure_warnings(self) -> list[str]:
-        """Return what a stranger on the network can do with these settings; empty on a loopback address."""
-        if _is_loopback(self.host):
+        """Return what a stranger on the network can do with these settings; empty if only this host connects."""
+        ports = (None if self.grpc_socket else self.grpc_port, self.metrics_port, self.http_port)
+        if _is_loopback(self.host) or all(port is None for port in ports):
             return []
         warnings = []
         if not self.tokens and not self.tls_client_ca:
@@ -247,11 +254,16 @@ def _broken_rules(settings: Settings) -> Iterator[UsageError]:
         given = Raw(f"{path}, which {'is a file' if path.exists() else 'does not exist'}")
         fix = "Make one with `fewheads export RUN --repository DIRECTORY`, or run `make demo`."
         yield wrong("REPOSITORY", given, "a directory of bundles", fix)
-    grpc, metrics, http = settings.grpc_port, settings.metrics_port, settings.http_port
+    sockets = settings.grpc_socket, settings.http_socket
+    grpc, metrics, http = None if sockets[0] else settings.grpc_port, settings.metrics_port, settings.http_port
     if grpc and grpc == metrics:
         yield wrong("--metrics-port", metrics, "another port than gRPC's", "Give the two different ports.")
     if http and http in (grpc, metrics):
         yield wrong("--http-port", http, "another port than gRPC's and the metrics'", "Give each its own.")
+    if sockets[1] and http is not None:
+        yield wrong("--http-port", http, "none beside --http-socket", "Give one of the two.")
+    if sockets[1] and sockets[0] == sockets[1]:
+        yield wrong("--http-socket", str(sockets[1]), "another path than gRPC's", "Give each its own.")
     url = settings.trace_endpoint
     if url and not url.startswith(("http://", "https://")):
         fix = "Give the address where the collector accepts OTLP over gRPC, usually port 4317."

@@ -106,9 +106,10 @@ def _announce(ready: Ready, host: str, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(ready))
         return
-    lines = [f"gRPC on {host}:{ready.grpc_port}, transport {ready.transport}"]
-    if ready.http_port is not None:
-        lines.append(f"HTTP on {host}:{ready.http_port}")
+    grpc = f"unix:{ready.grpc_socket}" if ready.grpc_socket else f"{host}:{ready.grpc_port}"
+    lines = [f"gRPC on {grpc}, transport {ready.transport}"]
+    if ready.http_socket or ready.http_port is not None:
+        lines.append(f"HTTP on unix:{ready.http_socket}" if ready.http_socket else f"HTTP on {host}:{ready.http_port}")
     if ready.metrics_port is not None:
         lines.append(f"metrics and a live page on http://{host}:{ready.metrics_port}/")
     lines.append(f"ready: {', '.join(ready.ready) or 'nothing'}")

@@ -243,7 +243,7 @@ class Endpoint:
         packed: bool = False,
         abort: Abort = refuse,
     ) -> None:
-        self.port = 0  # until the server listens
+        self.port = 0  # until the server listens, and on a Unix socket
         self._access = access
         servicers = {INFERENCE: inference, TELEMETRY: telemetry, HEALTH: HealthServicer(health)}
         self.methods: dict[str, Method] = {}

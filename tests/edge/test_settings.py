@@ -72,6 +72,8 @@ def test_settings_that_contradict_each_other(tmp_path):
         ({"grpc_port": 9000, "metrics_port": 9000}, "--metrics-port: got 9000, expected another port than gRPC's. "),
         ({"http_port": 8001}, "--http-port: got 8001, expected another port than gRPC's and the metrics'. "),
         ({"http_port": 8002}, "--http-port: got 8002, expected another port than gRPC's and the metrics'. "),
+        ({"http_port": 0, "http_socket": Path("s")}, "--http-port: got 0, expected none beside --http-socket. "),
+        ({"grpc_socket": Path("s"), "http_socket": Path("s")}, "--http-socket: got 's', expected another path than "),
         ({"trace_endpoint": "host:4317"}, "--trace-endpoint: got 'host:4317', expected http://HOST:PORT or https://"),
         ({**POLL, "load_models": ("a",)}, "--load-model: got --model-control poll, expected --model-control explicit"),
         ({**EXPLICIT, "load_models": ("*", "a")}, "--load-model: got ['*', 'a'], expected * alone, or names. "),
@@ -86,6 +88,7 @@ def test_settings_that_fit_together(tmp_path):
     fitting = (
         {"grpc_port": 0, "metrics_port": 0, "http_port": 0},
         {"grpc_port": 8002, "metrics_port": None},
+        {"grpc_port": 8002, "grpc_socket": Path("s")},
         {**EXPLICIT, "load_models": ("*",), "trace_endpoint": "https://host:4317"},
         {**EXPLICIT, **TLS, "load_models": ("a", "b"), "tls_client_ca": Path("a")},
     )
