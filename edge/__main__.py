@@ -78,6 +78,11 @@ def _load(point: EntryPoint) -> click.Command:
     finally:
         gc.enable()
     gc.freeze()  # modules live as long as the process, so later collections can skip them
+    if point.module.startswith("edge."):  # on a device, services set variables where a shell sets options
+        for each in command.params:
+            if isinstance(each, click.Option):
+                variable = f"FEWHEADS_{point.name}_{each.opts[0].removeprefix('--')}".upper().replace("-", "_")
+                each.envvar, each.show_envvar = each.envvar or variable, True
     return cast(click.Command, command)
 
 

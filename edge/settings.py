@@ -40,6 +40,7 @@ class Declaration:
     fix: str = "Leave it out for the default."  # the way out of a wrong value
     unset: str = ""  # the meaning of an empty default or None
     option: str = ""  # its option; empty derives it from the field's name
+    variable: str | None = None  # its environment variable; None derives it from the option
     metavar: str | None = None  # the name of its value in help; None derives it from the type
     parse: Callable[[str], object] | None = None  # parses its value; None parses it by the type
 
@@ -95,7 +96,9 @@ class Settings:
         metavar="NAME",
     )
     target: str = setting("auto", "Runtime, as in `fewheads build --target`.")
-    cache: Path | None = setting(None, "Directory of built models.", unset="~/.cache/fewheads")
+    cache: Path | None = setting(
+        None, "Directory of built models.", unset="~/.cache/fewheads", variable="FEWHEADS_CACHE"
+    )
     build: bool = setting(True, "Build models for their runtime where the cache has no build.")
     max_message_bytes: int = setting(64 * 1024**2, "Size limit of a request.", least=1, most=_MAX_INT32)
     max_queue_size: int = setting(256, "Requests that may wait; others are refused.", least=1, most=_MAX_INT32)

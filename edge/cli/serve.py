@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_h
 import click
 import msgspec
 
+from edge.cli.configuration import ConfiguredCommand, config_option
 from edge.runtimes.table import choose_to_run
 from edge.settings import DECLARATIONS, Declaration, Settings, option_of
 
@@ -50,6 +51,7 @@ def _option(name: str, annotation: Any, default: Any, declaration: Declaration) 
         default=default,
         show_default=declaration.unset or default is not None,
         help=declaration.help,
+        envvar=declaration.variable,
         # Settings checks the words, and reports all errors together.
         metavar=f"[{'|'.join(declaration.choices)}]" if declaration.choices else declaration.metavar,
         shell_complete=partial(_complete, declaration.choices) if declaration.choices else None,
@@ -65,8 +67,11 @@ def _complete(words: tuple[str, ...], context: click.Context, parameter: click.P
     return [word for word in words if word.startswith(typed)]
 
 
-@click.command()
-@click.argument("repository", type=click.Path(path_type=Path), default=Path("repository"))
+@click.command(cls=ConfiguredCommand)
+@click.argument(
+    "repository", type=click.Path(path_type=Path), default=Path("repository"), envvar="FEWHEADS_SERVE_REPOSITORY"
+)
+@config_option
 @_setting_options
 @click.option("--no-metrics", is_flag=True, help="Serve neither Prometheus metrics nor the live page.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON on stdout instead of text on stderr.")

@@ -105,7 +105,9 @@ def test_few_files_read_the_environment():
     script = "export/papers/backward/generate_mathematics.py"  # it starts itself again with a fixed seed of hashes
     jobs = "export/training/jobs.py"  # each has one thread, and may have a GPU of its own
     serve = "edge/cli/serve.py"  # sets what gRPC's core logs
-    assert readers == {"edge/runtimes/cache.py", "edge/health/supervisor.py", "edge/cli/doctor.py", serve, script, jobs}
+    variables = "edge/cli/configuration.py"  # refuses those that no option has
+    device = {"edge/runtimes/cache.py", "edge/health/supervisor.py", "edge/cli/doctor.py", serve, variables}
+    assert readers == {*device, script, jobs}
 
 
 def test_no_part_of_edge_imports_a_later_one():

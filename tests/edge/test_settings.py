@@ -119,13 +119,14 @@ def test_warnings_of_a_server_on_the_network(tmp_path):
         assert all(risk in text for risk, text in zip(risks, warnings, strict=True))
 
 
-def test_every_setting_is_an_option_with_help_and_the_same_default(tmp_path):
+def test_every_setting_is_an_option_with_help_and_the_same_default(tmp_path, monkeypatch):
+    monkeypatch.delenv("FEWHEADS_CACHE", raising=False)
     names = [field.name for field in dataclasses.fields(Settings)]
     assert list(DECLARATIONS) == names
     assert all(re.fullmatch(r"[A-Z].*\.", DECLARATIONS[name].help) for name in names)
     options = {parameter.name: parameter.opts[0] for parameter in serve.params}
-    # These two are not settings of their own.
-    assert (options.pop("no_metrics"), options.pop("as_json")) == ("--no-metrics", "--json")
+    # These three are not settings of their own.
+    assert [options.pop(name) for name in ("no_metrics", "as_json", "config")] == ["--no-metrics", "--json", "--config"]
     assert (options.pop("repository"), options) == ("repository", {name: option_of(name) for name in names[1:]})
     given = serve.make_context("serve", [str(tmp_path)]).params
     assert (given.pop("no_metrics"), given.pop("as_json")) == (False, False)
