@@ -27,7 +27,7 @@ GROUPS: Final = {
     "Experiments": ("compare", "frontier", "int8", "looped", "calculator"),
     "Export and build": ("export", "pack", "estimate", "build", "profile"),
     "Serve and ask": ("serve", "infer", "token"),
-    "Measure and inspect": ("bench", "top", "info", "doctor"),
+    "Measure and inspect": ("bench", "top", "exporter", "info", "doctor"),
 }
 
 

@@ -147,11 +147,13 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
         rest = HttpServer("http", api.application, quota, _MAX_HTTP_CONNECTIONS, certificates)
     if settings.metrics_port is not None:
         from edge.http.server import HttpServer
-        from edge.telemetry.metrics import ServerCollector, metrics_page
-        from edge.telemetry.pages import LiveReading, Pages
+        from edge.telemetry.board import metrics_page
+        from edge.telemetry.live import LiveReading, dashboard
+        from edge.telemetry.metrics import ServerCollector
+        from edge.telemetry.pages import Pages
 
-        page = metrics_page(ServerCollector(sources))
-        application = Pages(page, LiveReading(telemetry.reading), access, hosts)
+        live, metrics = LiveReading(telemetry.reading), metrics_page(ServerCollector(sources))
+        application = Pages({"/telemetry.json": live.page, "/metrics": metrics}, access, hosts, dashboard())
         pages = HttpServer("metrics", application, quota, _MAX_METRICS_CONNECTIONS, certificates)
     notifier = Notifier()
     supervisor = Supervisor(health, repository, scheduler, notifier)

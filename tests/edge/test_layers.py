@@ -40,7 +40,7 @@ OWNERS = {
     "grpc_health": ("edge/rpc/",),
     "grpc_reflection": ("edge/rpc/",),
     "ngh2": ("edge/settings.py", "edge/http2/"),
-    "prometheus_client": ("edge/telemetry/metrics.py",),
+    "prometheus_client": ("edge/telemetry/board.py", "edge/telemetry/metrics.py"),
     "opentelemetry": ("edge/serving/traces.py",),
     "onnxruntime": ("edge/runtimes/onnxruntime_runner.py",),
     "pycuda": ("edge/runtimes/cuda.py",),
@@ -173,6 +173,10 @@ def test_imports_load_no_runtime():
     loaded = imported_by(*modules)
     assert set(modules) <= loaded
     assert not set(HEAVY) & loaded
+
+
+def test_exporter_takes_little_memory():
+    assert not {"numpy", "grpc", "google.protobuf", "starlette"} & imported_by("edge.cli.exporter", "edge.exporter")
 
 
 def test_server_models_and_commands_load_without_grpc():

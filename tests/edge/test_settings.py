@@ -11,7 +11,7 @@ import pytest
 
 from edge.cli.serve import serve
 from edge.errors import UsageError
-from edge.settings import DECLARATIONS, NGH2_VERSION, Settings, choose_transport, option_of
+from edge.settings import DECLARATIONS, NGH2_VERSION, Settings, choose_transport
 
 ROOT = Path(__file__).parent.parent.parent
 TLS = {"tls_certificate": Path("c"), "tls_key": Path("k")}
@@ -60,7 +60,11 @@ def test_values_have_bounds_or_choices(tmp_path, name):
         assert getattr(Settings(repository=tmp_path, **{name: value}), name) == value
     for value in bad:
         error = refused(tmp_path, **{name: value})
-        assert (error.subject, str(error.given), error.expected) == (option_of(name), str(value), expected)
+        assert (error.subject, str(error.given), error.expected) == (
+            DECLARATIONS[name].option_for(name),
+            str(value),
+            expected,
+        )
 
 
 def test_every_setting_with_bounds_or_choices_is_in_the_table():
@@ -108,9 +112,9 @@ def test_warnings_of_a_server_on_the_network(tmp_path):
         ({}, []),
         ({"host": "localhost"}, []),
         ({"host": "::1"}, []),
-        ({"host": "nano.local"}, ["may call any RPC", "requests and responses can be read"]),
+        ({"host": "nano.local"}, ["may send requests", "requests and responses can be read"]),
         ({"host": "::", "tokens": Path("t")}, ["requests, responses and tokens can be read"]),
-        ({"host": "10.0.0.1", **TLS}, ["may call any RPC"]),
+        ({"host": "10.0.0.1", **TLS}, ["may send requests"]),
         ({"host": "10.0.0.1", **TLS, "tokens": Path("t")}, []),
         ({"host": "10.0.0.1", **TLS, "tls_client_ca": Path("a")}, []),
     ):
@@ -127,7 +131,8 @@ def test_every_setting_is_an_option_with_help_and_the_same_default(tmp_path, mon
     options = {parameter.name: parameter.opts[0] for parameter in serve.params}
     # These three are not settings of their own.
     assert [options.pop(name) for name in ("no_metrics", "as_json", "config")] == ["--no-metrics", "--json", "--config"]
-    assert (options.pop("repository"), options) == ("repository", {name: option_of(name) for name in names[1:]})
+    expected = {name: DECLARATIONS[name].option_for(name) for name in names}
+    assert options == expected | {"repository": "repository"}
     given = serve.make_context("serve", [str(tmp_path)]).params
     assert (given.pop("no_metrics"), given.pop("as_json")) == (False, False)
     settings = Settings(repository=tmp_path)
@@ -143,7 +148,7 @@ def test_all_errors_are_reported_at_once(tmp_path):
     error = refused(tmp_path, grpc_port=-1, log_level="zz", load_models=("a",), tls_key=tmp_path)
     first, *lines = str(error).splitlines()
     assert first == "4 settings: got wrong values, expected none. Correct each:"
-    options = ["  --grpc-port", "  --log-level", "  --load-model", "  --tls-certificate and --tls-key"]
+    options = ["  --log-level", "  --grpc-port", "  --load-model", "  --tls-certificate and --tls-key"]
     assert [line.partition(": got ")[0] for line in lines] == options
     assert all(line.endswith(".") for line in lines)
 
