@@ -26,7 +26,7 @@ class Declaration:
     fix: str = "Leave it out for the default."  # the way out of a wrong value
     unset: str = ""  # the meaning of an empty default or None
     option: str = ""  # its option; empty derives it from the field's name
-    variable: str | None = None  # its environment variable; None derives it from the option
+    variable: str | tuple[str, ...] | None = None  # its environment variables; None derives one from the option
     metavar: str | None = None  # the name of its value in help; None derives it from the type
     parse: Callable[[str], object] | None = None  # parses its value; None parses it by the type
 

@@ -115,6 +115,11 @@ class Settings(PageSettings):
         "OpenTelemetry collector for traces, by OTLP over gRPC. Needs `pip install 'fewheads[otel]'`.",
         unset="no tracing",
         metavar="URL",
+        variable=(
+            "FEWHEADS_SERVE_TRACE_ENDPOINT",
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",  # OpenTelemetry's own
+            "OTEL_EXPORTER_OTLP_ENDPOINT",
+        ),
     )
     trace_ratio: float = setting(
         0.01, "Share of traced requests where the caller does not decide.", least=0, most=1, fix="1 traces all."

@@ -18,7 +18,6 @@ from edge.serving.call import InferResponse
 from edge.serving.inference import InferenceService
 from edge.serving.metadata import Metadata, TextModel
 from edge.serving.streams import Streams
-from edge.serving.traces import carry
 
 #: Sends an event with a JSON document, and waits while the client cannot take more.
 SendEvent = Callable[[object], Awaitable[None]]
@@ -80,8 +79,6 @@ class OpenAiApi:
         else:
             completion = completion_of(parse(body))
         answers = Choices(completion, self._metadata.text_model(completion.model))
-        if self._service.traced:
-            carry(request.headers.items())
         if completion.stream:
             return EventStream(request, lambda send: self._stream(answers, completion.include_usage, send))
         choices: list[dict[str, Any]] = []

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 from google.protobuf.message import Message
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -28,6 +29,7 @@ from edge.rest.json_messages import (
     values_of,
 )
 from edge.rest.openai import OpenAiApi
+from edge.rest.traced import Traced
 from edge.security.access import Access, Hosts
 from edge.serving.extensions import Extensions
 from edge.serving.inference import InferenceService
@@ -61,7 +63,7 @@ class RestApi:
         max_message_bytes: int,
         hosts: Hosts | None = None,
     ) -> None:
-        self._metadata, self._extensions = metadata, extensions
+        self._metadata, self._extensions, self._traces = metadata, extensions, service.traces
         self._endpoints = Endpoints(access, max_message_bytes, hosts)
         self._infer = InferEndpoint(service, self._endpoints)
         self._openai = OpenAiApi(service, streams, metadata, self._endpoints)
@@ -70,8 +72,10 @@ class RestApi:
 
     def _routes(self) -> Iterator[Route]:
         for methods, path, rpc, handler in self._rows():
+            # Only inference is traced, as over gRPC.
+            traced = [Middleware(Traced, self._traces, path)] if self._traces and rpc == "ModelInfer" else []
             rpc = rpc if rpc.startswith("/") else f"/{INFERENCE}/{rpc}"
-            yield Route(path, self._endpoints.endpoint(handler, rpc), methods=methods.split())
+            yield Route(path, self._endpoints.endpoint(handler, rpc), methods=methods.split(), middleware=traced)
 
     def _rows(self) -> list[_Row]:
         metadata = self._metadata
