@@ -125,7 +125,9 @@ class Traces:
         ``attributes`` are further ones by the conventions, and ``headers`` may have a trace context.
         """
         known = {"http.request.method": method, "http.route": route, **attributes}
-        span = self._tracer.start_span(f"{method} {route}", self._extract(headers), self._kinds.SERVER, known)
+        begun_ns = self._epoch_ns + time.perf_counter_ns()  # by the clock of the spans inside
+        parent, kind = self._extract(headers), self._kinds.SERVER
+        span = self._tracer.start_span(f"{method} {route}", parent, kind, known, start_time=begun_ns)
         CARRIER.set(Carrier("", self._inside(span)))
         return span
 
@@ -136,7 +138,7 @@ class Traces:
         if status is None or status >= 500:
             span.set_attribute("error.type", str(status or "_OTHER"))
             span.set_status(self._error(""))
-        span.end()
+        span.end(self._epoch_ns + time.perf_counter_ns())
 
     def close(self) -> None:
         """Send the remaining spans."""

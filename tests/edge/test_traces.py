@@ -17,6 +17,7 @@ from edge.launch import running_server
 from edge.serving.traces import CARRIER, carry
 from tests.support.commands import mistake
 from tests.support.http_requests import ask, good
+from tests.support.letters_model import completion
 from tests.support.sample_requests import triton_input
 
 pytest.importorskip("opentelemetry.sdk")
@@ -184,3 +185,17 @@ def test_requests_do_not_need_the_collector(bundles):
     ):
         assert client.get_trace_settings(as_json=True)["settings"]["trace_rate"] == {"value": ["2"]}
         assert all(client.infer("versioned", [row(15)]).as_numpy("value").size for _ in range(20))
+
+
+def test_choices_of_a_completion_are_inside_one_http_request(letters_bundle):
+    with collecting() as (received, endpoint), tracing([letters_bundle.path], endpoint, "--http-port=0") as to:
+        context = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+        asked = completion(max_tokens=3, n=2, stream=True)
+        assert ask(f"127.0.0.1:{to.http_port}", "/v1/completions", asked, headers=context).status == 200
+    (request,) = (span for span in received.spans if span.kind == span.SPAN_KIND_SERVER)
+    assert (request.name, request.parent_span_id.hex()) == ("POST /v1/completions", PARENT)
+    choices = [span for span in received.spans if span.parent_span_id == request.span_id]
+    assert [span.name for span in choices] == ["infer", "infer"]
+    for span in choices:  # the events that a client reads belong to the request
+        assert request.start_time_unix_nano <= span.start_time_unix_nano
+        assert span.end_time_unix_nano <= request.end_time_unix_nano
