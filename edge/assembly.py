@@ -143,7 +143,7 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
         from edge.http.server import HttpServer
         from edge.rest.paths import RestApi
 
-        api = RestApi(inference, streams, metadata, changes, access, settings.max_message_bytes, hosts)
+        api = RestApi(inference, streams, metadata, changes, access, settings.max_message_bytes, hosts, traces)
         rest = HttpServer("http", api.application, quota, _MAX_HTTP_CONNECTIONS, certificates)
     if settings.metrics_port is not None:
         from edge.http.server import HttpServer

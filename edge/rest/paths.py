@@ -35,6 +35,7 @@ from edge.serving.extensions import Extensions
 from edge.serving.inference import InferenceService
 from edge.serving.metadata import Metadata
 from edge.serving.streams import Streams
+from edge.serving.traces import Traces
 
 _M = TypeVar("_M", bound=Message)
 #: Methods, path, RPC whose scopes apply, handler.
@@ -62,8 +63,9 @@ class RestApi:
         access: Access | None,
         max_message_bytes: int,
         hosts: Hosts | None = None,
+        traces: Traces | None = None,
     ) -> None:
-        self._metadata, self._extensions, self._traces = metadata, extensions, service.traces
+        self._metadata, self._extensions, self._traces = metadata, extensions, traces
         self._endpoints = Endpoints(access, max_message_bytes, hosts)
         self._infer = InferEndpoint(service, self._endpoints)
         self._openai = OpenAiApi(service, streams, metadata, self._endpoints)

@@ -7,6 +7,7 @@ import pytest
 
 from edge.__main__ import cli
 from edge.errors import FewheadsError
+from edge.launch import running_server
 from edge.settings import DECLARATIONS
 from tests.support.commands import shown
 
@@ -77,6 +78,13 @@ def test_order_of_option_variable_file_and_default(tmp_path, monkeypatch):
     assert values()["target"] == "auto"  # an empty variable is none
     given = values("line", "--grpc-port=3", "--cache=line", "--no-build")
     assert [str(given[name]) for name in names] == ["3", "2", "8002", "line", "line", "False"]
+
+
+def test_server_of_another_command_takes_no_variables(monkeypatch):
+    monkeypatch.setenv("FEWHEADS_SERVE_HTTP_PORT", "0")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "collector")  # which no server takes
+    with running_server([]) as ready:
+        assert ready.http_port is None
 
 
 def test_other_commands_of_a_device_have_variables(monkeypatch):

@@ -129,7 +129,15 @@ def test_options_in_the_pages_exist():
         own = [command, *getattr(command, "commands", {}).values()]  # of a group, those of its commands, too
         parameters = [each for one in own for each in one.get_params(context)]
         options[name] = {option for each in parameters for option in (*each.opts, *each.secondary_opts)}
-    of_others = {"--into", "--streaming", "--shared-memory", "--input-data", "--collect-metrics", "--cacert"}
+    of_others = {
+        "--into",
+        "--streaming",
+        "--shared-memory",
+        "--input-data",
+        "--collect-metrics",
+        "--cacert",
+        "--unix-socket",
+    }
     text = "\n".join((ROOT / page).read_text() for page in ("README.md", "edge/README.md"))
     assert set(option.findall(text)) <= of_others.union(*options.values())
     # In a line of code, they are options of its command.

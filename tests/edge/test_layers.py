@@ -106,7 +106,8 @@ def test_few_files_read_the_environment():
     jobs = "export/training/jobs.py"  # each has one thread, and may have a GPU of its own
     serve = "edge/cli/serve.py"  # sets what gRPC's core logs
     variables = "edge/cli/configuration.py"  # refuses those that no option has
-    device = {"edge/runtimes/cache.py", "edge/health/supervisor.py", "edge/cli/doctor.py", serve, variables}
+    launch = "edge/launch.py"  # keeps the variables of a server from another one
+    device = {"edge/runtimes/cache.py", launch, "edge/health/supervisor.py", "edge/cli/doctor.py", serve, variables}
     assert readers == {*device, script, jobs}
 
 
