@@ -20,6 +20,7 @@ from export.papers.calculator.benchmark import evaluate
 from export.papers.calculator.networks import Transformer
 from export.papers.calculator.specs import SPECS
 from export.quantize.precision import half
+from export.training.runs import CARD
 from tests.support.calculators import EACH, SMALL, untrained
 from tests.support.marks import with_rtx
 from tests.support.sample_requests import column, triton_input
@@ -45,7 +46,7 @@ def test_the_bundle_passes_its_golden_check_and_describes_its_file(name, calcula
     assert {kind: found[kind] for kind in OPERATORS if found[kind]} == ({cell: OPERATORS[cell]} if cell else {})
     assert not set(found) & {"If", "Loop", "Scan", "NonZero", "SequenceAt"}
     assert (manifest.name, manifest.version, manifest.max_batch_size) == (name, 1, 256)
-    assert ([tier.name for tier in manifest.tiers], set(manifest.files)) == (["x1"], {"model.onnx", "golden.npz"})
+    assert ([tier.name for tier in manifest.tiers], set(manifest.files)) == (["x1"], {CARD, "model.onnx", "golden.npz"})
     assert manifest.preprocess.max_abs_operand == (1024 if name == "calculator-oracle" else 1e6)
     assert {measure.metric for measure in manifest.measures} == {"mae", "mre", "exact_match", "score", "paper_score"}
 

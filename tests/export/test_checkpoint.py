@@ -9,7 +9,7 @@ import torch
 from export.errors import CheckpointError
 from export.papers.calculator.networks import NETWORKS
 from export.training.checkpoint import load, save
-from export.training.runs import CONFIG, METRICS, WEIGHTS
+from export.training.runs import CARD, CONFIG, METRICS, WEIGHTS
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def test_a_run_is_read_as_it_was_written_and_replaced_whole(run, tmp_path):
         assert rest == [config, metrics]
         assert not again.training
         assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
-        assert sorted(path.name for path in directory.iterdir()) == sorted([WEIGHTS, CONFIG, METRICS])
+        assert sorted(path.name for path in directory.iterdir()) == sorted([CARD, CONFIG, METRICS, WEIGHTS])
         assert not [path for path in directory.parent.iterdir() if path.name.startswith(".")]
     assert (config.provenance.seed, config.provenance.versions["torch"]) == (0, torch.__version__)
     assert config.provenance.created.endswith("+00:00")
