@@ -2,6 +2,7 @@
 
 import base64
 import json
+import sys
 import threading
 import time
 
@@ -11,7 +12,6 @@ import numpy as np
 import openai
 import pytest
 import tritonclient.grpc as triton
-from langchain_openai import OpenAIEmbeddings
 
 from edge.launch import running_server
 from tests.support import text_pair_model
@@ -81,7 +81,10 @@ def test_a_text_alone_ids_and_fewer_dimensions(stock):
     assert vectors("poor good", dimensions=3) == [[3, 1, 0.5]]
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="LangChain is for Python 3.11 and later")
 def test_langchain_embeds(url):
+    from langchain_openai import OpenAIEmbeddings
+
     # Else it sends ids of OpenAI's own tokenizer.
     options = {"base_url": f"http://{url}/v1", "api_key": "none", "check_embedding_ctx_length": False}
     with httpx.Client() as http:
