@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 
 import msgspec
 import numpy as np
@@ -195,6 +196,7 @@ def test_the_kernels_around_the_layers(head, precision):
     graph = onnx.load_from_string(model).graph
     found = structure_of(graph.node, {tensor.name: tensor for tensor in graph.initializer})
     assert len(found.products) + len(found.attentions) + found.others == expected
+    assert logging.getLogger("edge.runtimes.tensorrt.package").level == logging.NOTSET
 
 
 @with_rtx

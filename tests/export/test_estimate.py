@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 
 import numpy as np
 import onnx
@@ -20,7 +19,7 @@ from export.cli.estimate import estimate
 from export.estimate.devices import BOARD_MODES, DEFAULT_BOARD, DEVICES, board_mode, mode_of
 from export.estimate.document import compare, errors, fit
 from export.estimate.measurements import published
-from export.estimate.model import kernels, parse_layers
+from export.estimate.model import parse_layers
 from export.estimate.operations import ModelWork, work_of
 from export.estimate.roofline import ERRORS, FITTED, predict
 from export.estimate.sizes import check_sizes, input_shapes
@@ -86,24 +85,6 @@ def test_recurrent_layers_count_the_products_of_every_step_gate_and_direction(na
     work = ModelWork(model, name)
     for rows in (8, 1):
         assert work.at({"x": (rows, 15)}).gflop == {"fp32": pytest.approx(1e-9 * rows * RECURRENT[name])}
-
-
-def test_a_graph_has_the_kernels_of_its_engine():
-    """Those of whole and reduced layers; around the layers, up to three of an engine are not in the structure."""
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX lists the kernels of its engines", exc_type=ImportError)
-    profile = {name: Profile(min=(1, 8), opt=(1, 32), max=(1, 64)) for name in ("inputs", "mask")}
-    found: dict[str, list[tuple[int, int]]] = {"fp16": [], "int8": []}
-    for layers in ((LAYER,), (LAYER, LAYER, LayerShape(12, 32, 0), LayerShape(0, 0, 1536))):
-        plain, feeds = exported("bert", layers)
-        files = {"fp16": half(plain), "int8": static_int8(plain, input_ranges(plain, [feeds], LARGEST))}
-        for precision, model in files.items():
-            work = work_of(model, {name: (1, 32) for name in feeds}, "model")
-            found[precision].append((len(kernels(model, profile)), len(work.kernels) + work.others))
-    for one, more in found.values():
-        assert more[0] - one[0] == more[1] - one[1]
-        assert all(0 <= engine - graph <= 3 for engine, graph in (one, more))
-    assert found["fp16"][1][1] - found["fp16"][0][1] == 10 + 7 + 3
-    assert logging.getLogger("edge.runtimes.tensorrt.package").level == logging.NOTSET
 
 
 def test_only_layers_with_kernels_are_counted():

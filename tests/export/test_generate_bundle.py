@@ -26,6 +26,8 @@ from edge.errors import BundleError, UsageError
 from edge.launch import serving
 from edge.pb.inference_pb2_grpc import GRPCInferenceServiceStub as Stub
 from edge.programs.backward_head import head_of as open_head
+from edge.runtimes.tensorrt.build import compile_onnx
+from edge.runtimes.tensorrt.profiles import described
 from export.bundle.exportable import export_bundle
 from export.bundle.exported import FULL
 from export.estimate.devices import DEFAULT_BOARD
@@ -40,6 +42,7 @@ from export.papers.backward.head import BackwardHead, HeadConfig
 from export.training.provenance import provenance
 from tests.support.language_models import TYPES, characters, tiny_of
 from tests.support.letters_model import BYTES, LETTERS, text_request, tokenizer_of
+from tests.support.marks import with_rtx
 
 PROMPTS = ("abc", "hello", "world", "xyz", "foo", "bar")
 
@@ -131,6 +134,16 @@ def test_the_file_for_tensorrt_has_its_cache_in_fp16_and_profiles_for_prompts_an
     manifest = msgspec.structs.replace(bundle.manifest, tiers=(mixed,))
     with pytest.raises(BundleError, match=r"input 'past\.0\.key': got .*'FP16'.*, expected FP32 or FP16 .*as 'new"):
         check(manifest, "manifest")
+
+
+@with_rtx
+def test_a_head_compiles(repository: Path) -> None:
+    bundle = Bundle.open(repository / "head-1-1")
+    (artifact,) = bundle.manifest.tiers[0].artifacts
+    data, profile = bundle.read(artifact.file), bundle.manifest.tensors(artifact).profile
+    report = compile_onnx(data, profile, flavor="tensorrt_rtx", compute_capability="SM86", subject="a head").report
+    assert report.notes == ()
+    assert report.profiles == (described(profile),)
 
 
 def test_int8_leaves_a_product_in_fp32_whose_input_one_unit_dominates(directory: Path) -> None:
