@@ -111,7 +111,7 @@ def test_refinement_makes_a_disturbed_machine_exact_with_simple_weights(splits):
             tensor = getattr(machine, name)
             tensor.add_(0.1 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1)))
     items = batch_of(splits["train"])
-    fit = StackFit(machine, type(items)(*(tensor[:80] for tensor in items)))
+    fit = StackFit(machine, type(items)(*(tensor[:48] for tensor in items)))
     assert fit.error > 1e-3
     assert fit.solve()
     fit.snap()

@@ -9,30 +9,24 @@ from edge.bundles.manifest import PredictedLatency
 from edge.errors import UsageError
 from export.cli.export import export
 from export.cli.train import train
+from export.errors import CheckpointError
 from export.papers.calculator.networks import NETWORKS
 from export.papers.calculator.specs import NAMES
 from export.training.runs import RunMetrics, read_config
-from tests.support.commands import answer, fewheads
 from tests.support.task_data import invoke
-
-#: Environment in which warnings are errors.
-STRICT = {"PYTHONWARNINGS": "error"}
 
 
 def test_train_and_export(tmp_path):
     assert tuple(NETWORKS) == NAMES
-    done = fewheads("train", "calculator-oracle", "--out", tmp_path / "runs", "--json", **STRICT)
-    (result,) = json.loads(answer(done))
+    (result,) = json.loads(invoke(train, "calculator-oracle", "--out", tmp_path / "runs", "--json"))
     assert (result["model"], result["metrics"]["parameters"]) == ("calculator-oracle", 511)
     assert {m["value"] for m in result["metrics"]["measures"] if m["metric"] == "mae"} == {0.0}
-    done = fewheads("export", *result["runs"], "--repository", tmp_path / "models", "--json", **STRICT)
-    (result,) = json.loads(answer(done))
+    (result,) = json.loads(invoke(export, *result["runs"], "--repository", tmp_path / "models", "--json"))
     (file,) = result["files"]
     assert (file["file"], file["largest_difference"]) == ("model.onnx", 0.0)
     assert Bundle.open(result["bundle"]).manifest.name == "calculator-oracle"
-    done = fewheads("export", "missing", "--repository", "models", **STRICT)
-    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
-    assert "fewheads: run missing: got nothing there" in done.stderr
+    with pytest.raises(CheckpointError, match="run missing: got nothing there"):
+        invoke(export, "missing", "--repository", "models")
 
 
 def test_tables(runs, tmp_path):

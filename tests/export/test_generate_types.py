@@ -63,8 +63,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 LAYERS = dict.fromkeys(ARCHITECTURES, 1) | {"gemma3_text": 2}
 #: Kernels for a prompt and for a step. Before keys and values were joined, Gemma 3 had 58 and 46.
 KERNELS = {
-    "gpt2": (22, 17), "gemma": (27, 26), "gemma2": (29, 28), "gemma3_text": (36, 31), "llama": (27, 26),
-    "mistral": (27, 26), "qwen2": (27, 26),
+    "gpt2": (14, 11), "gemma": (15, 14), "gemma2": (17, 16), "gemma3_text": (36, 31), "llama": (15, 14),
+    "mistral": (15, 14), "qwen2": (15, 14),
 }  # fmt: skip
 
 
@@ -83,7 +83,6 @@ def test_attention_of_each_type_is_one_kernel_in_prompts_and_in_steps(
         # _gemm_mha_v2, or for a single query _gemv_mha_v1
         assert len([one for one in found if "_mha_v" in one]) == LAYERS[name]
         counts.append(len(found))
-    assert counts == [], counts
     assert all(count <= most for count, most in zip(counts, KERNELS[name], strict=True))
 
 

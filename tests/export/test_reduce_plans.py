@@ -222,12 +222,11 @@ def test_smaller_layers_are_faster_and_kept_in_a_cache_of_this_machine(tmp_path)
     cache = tmp_path / "latency" / "table.json"
     seen = []
     options = {"cache": cache, "calls": 20, "on_shape": lambda *n: seen.append(n)}
-    table = measure_layers(SETTINGS, [WIDE, QUARTER], [Point(16), Point(64), Point(16, 2)], **options)
+    table = measure_layers(SETTINGS, [WIDE, QUARTER], [Point(64)], **options)
     assert seen == [(1, 2), (2, 2)]
-    for tokens in (16, 64):
-        quarter = table.find(QUARTER, tokens)
-        assert quarter.calls == 20
-        assert quarter.milliseconds < quarter.dense_milliseconds
+    quarter = table.find(QUARTER, 64)
+    assert quarter.calls == 20
+    assert quarter.milliseconds < quarter.dense_milliseconds
     assert table.find(QUARTER, 17) is None
     assert measure_layers(SETTINGS, [QUARTER], [Point(64)], cache=cache) == table
     for broken in (LayerLatencies(key={**machine_key(SETTINGS), "device": "another"}), None):
@@ -237,18 +236,13 @@ def test_smaller_layers_are_faster_and_kept_in_a_cache_of_this_machine(tmp_path)
 
 
 def test_times_add_up_to_those_of_a_model(tmp_path):
-    grid, points = Grid(((4, 8), (0, 0)), (48, 0)), [Point(16), Point(16, 8)]
-    once = partial(measure_times, model(), grid, points, calls=20, cache=tmp_path / "latency.json")
-    one, eight = once()
-    for times, again in zip((one, eight), once(), strict=True):  # from the cache
-        assert np.array_equal(times.layers, again.layers)
-        assert times.rest == again.rest
-    for times in (one, eight):
-        assert times.layers[1, 0] < times.layers[0, 0]
-        assert times.rest > 0
-    dense = LayerLatencies.read(tmp_path / "latency.json").find(LayerShape(4, 8, 48), 16).dense_milliseconds
-    assert one.layers[0, 0] == pytest.approx(dense, rel=0.3)
-    assert eight.of(config().layers) > one.of(config().layers)
+    once = partial(measure_times, model(), Grid(((4, 8), (0, 0)), (48,)), [Point(16, 8)], calls=10)
+    (times,), (again,) = (once(cache=tmp_path / "latency.json") for _ in range(2))
+    assert np.array_equal(times.layers, again.layers)  # from the cache
+    assert times.rest == again.rest > 0
+    assert times.layers[1, 0] < times.layers[0, 0]
+    dense = LayerLatencies.read(tmp_path / "latency.json").find(LayerShape(4, 8, 48), 16, 8).dense_milliseconds
+    assert times.layers[0, 0] == pytest.approx(dense, rel=0.3)
 
 
 def test_images_have_no_mask():

@@ -62,7 +62,7 @@ def test_the_run_records_and_rebuilds_the_model(place, sst2):
 def test_an_interrupted_replacement_leaves_the_old_run_and_resumes(place, tmp_path):
     run = shutil.copytree(place / "SST-2", tmp_path / "mine")
     before = {path.name: path.read_bytes() for path in run.iterdir()}
-    arguments = ("SST-2", "--model", place / "model", "--data-dir", place, *OPTIONS, "--epochs", 60)
+    arguments = ("SST-2", "--model", place / "model", "--data-dir", place, *OPTIONS, "--epochs", 30)
     arguments += ("--out", tmp_path, "--name", "mine", "--replace")
     command = [sys.executable, "-m", "edge", "finetune", *map(str, arguments)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
@@ -71,8 +71,8 @@ def test_an_interrupted_replacement_leaves_the_old_run_and_resumes(place, tmp_pa
         process.stderr.read()
     assert (process.returncode, {path.name: path.read_bytes() for path in run.iterdir()}) == (130, before)
     log = tune(*arguments).stderr
-    assert re.search(r"mine: resumes an interrupted run at step \d+ of 660", log)
-    assert ("mine: epoch 60: " in log, "mine: epoch 1: " in log) == (True, False)
+    assert re.search(r"mine: resumes an interrupted run at step \d+ of 330", log)
+    assert ("mine: epoch 30: " in log, "mine: epoch 1: " in log) == (True, False)
     assert {path.name: path.read_bytes() for path in run.iterdir()} != before
     assert not list(tmp_path.glob(".*"))
 
