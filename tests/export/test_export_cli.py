@@ -9,24 +9,8 @@ from edge.bundles.manifest import PredictedLatency
 from edge.errors import UsageError
 from export.cli.export import export
 from export.cli.train import train
-from export.errors import CheckpointError
-from export.papers.calculator.networks import NETWORKS
-from export.papers.calculator.specs import NAMES
 from export.training.runs import RunMetrics, read_config
 from tests.support.task_data import invoke
-
-
-def test_train_and_export(tmp_path):
-    assert tuple(NETWORKS) == NAMES
-    (result,) = json.loads(invoke(train, "calculator-oracle", "--out", tmp_path / "runs", "--json"))
-    assert (result["model"], result["metrics"]["parameters"]) == ("calculator-oracle", 511)
-    assert {m["value"] for m in result["metrics"]["measures"] if m["metric"] == "mae"} == {0.0}
-    (result,) = json.loads(invoke(export, *result["runs"], "--repository", tmp_path / "models", "--json"))
-    (file,) = result["files"]
-    assert (file["file"], file["largest_difference"]) == ("model.onnx", 0.0)
-    assert Bundle.open(result["bundle"]).manifest.name == "calculator-oracle"
-    with pytest.raises(CheckpointError, match="run missing: got nothing there"):
-        invoke(export, "missing", "--repository", "models")
 
 
 def test_tables(runs, tmp_path):

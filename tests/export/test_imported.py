@@ -26,7 +26,7 @@ from export.finetune.imported import ImportedTask, answers
 from export.finetune.models import open_model
 from export.importing.directory import read_directory
 from export.importing.image_processor import sample_images
-from tests.support.imported_directories import with_tokenizer, write_embedder
+from tests.support.imported_directories import random_model, with_tokenizer, write_embedder
 from tests.support.marks import with_sentence_transformers, with_transformers
 from tests.support.sample_requests import column
 from tests.support.server_processes import served
@@ -74,14 +74,7 @@ def write_random(directory, kind, fields):
     """Save a random model of a class of transformers, with its tokenizer or image processor."""
     import transformers
 
-    transformers.utils.logging.disable_progress_bar()
-    torch.manual_seed(0)
-    model_class = getattr(transformers, kind)
-    model = model_class(model_class.config_class(**fields))
-    with torch.no_grad():
-        for parameter in model.parameters():  # biases and normalisations are not random otherwise
-            parameter += torch.randn_like(parameter) * (0.3 if parameter.dim() > 1 else 0.1)
-    model.save_pretrained(directory)
+    random_model(kind, fields).save_pretrained(directory)
     if "image_size" in fields:
         size = {"height": 16, "width": 16}
         transformers.ViTImageProcessorPil(size=size, image_mean=[0.4, 0.5, 0.6]).save_pretrained(directory)

@@ -7,7 +7,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-import transformers
 from click.testing import CliRunner
 
 from edge.bundles.manifest import Measure
@@ -18,7 +17,7 @@ from export.generate.decoding import complete
 from export.generate.evaluate import evaluate, teacher_forced
 from export.generate.finetune import trainable, unfrozen, with_lora
 from export.generate.formats import Example, Source, read_source
-from export.generate.model import Base, LastStates, identity_of, new_gpt2, save_backbone
+from export.generate.model import Base, LastStates, identity_of, save_backbone
 from export.generate.tokenizer import train_characters
 from export.generate.train import read_corpus
 from export.papers.backward.methods import ADAPTER, FROZEN, HEAD, METHODS, read_task
@@ -28,6 +27,7 @@ from export.papers.experiment import read_records
 from export.training.objective import Observer
 from export.training.provenance import processor
 from export.training.runs import read_config
+from tests.support.language_models import tiny_gpt2, tiny_of
 from tests.support.task_data import invoke
 
 WIDTH, LAYERS, POSITIONS = 16, 2, 40
@@ -62,27 +62,12 @@ def base(backbone):
 
 
 def write_backbone(path, tokenizer, *, seed):
-    torch.manual_seed(seed)
-    model = new_gpt2(tokenizer.size, WIDTH, LAYERS, 2, POSITIONS, end=tokenizer.end)
-    for weights in model.parameters():
-        weights.data.mul_(4)  # so that logits differ
-    save_backbone(model, tokenizer, path)
+    save_backbone(tiny_gpt2(seed, POSITIONS, tokenizer), tokenizer, path)
     return path
 
 
 def of_architecture(kind, path, tokenizer):
-    torch.manual_seed(0)
-    shape = {
-        "vocab_size": tokenizer.size, "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "head_dim": 8, "intermediate_size": 24, "max_position_embeddings": POSITIONS,
-        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.end),
-    }  # fmt: skip
-    if kind == "llama":
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape))
-    else:
-        config = transformers.Gemma2Config(**shape, final_logit_softcapping=0.5, query_pre_attn_scalar=8)
-        model = transformers.Gemma2ForCausalLM(config)
-    save_backbone(model, tokenizer, path)
+    save_backbone(tiny_of(kind, tokenizer, POSITIONS), tokenizer, path)
     return Base(path)
 
 
@@ -138,7 +123,7 @@ def test_lora_trains_queries_keys_and_values_alone_and_starts_as_the_model(base,
     states = torch.randn(3, WIDTH)
     torch.testing.assert_close(layer(states), layer.base_layer(states) + states @ down.T @ up.T)
     llama = of_architecture("llama", tmp_path / "llama", tokenizer)
-    assert trainable(with_lora(llama.model, 1, seed=0)) == 2 * (3 * WIDTH + 16 + 8 + 8)
+    assert trainable(with_lora(llama.model, 1, seed=0)) == 2 * (3 * 32 + 64 + 32 + 32)
 
 
 def test_the_command_trains_heads_that_know_their_model(base, backbone, data, tokenizer, tmp_path):
@@ -309,44 +294,3 @@ def test_one_command_compares_all_methods_and_resumes(compared, backbone, base, 
         comparison(backbone, data, out, "--items", 11)
     with pytest.raises(UsageError, match="--data: got 'sums, sums', expected modules of different names"):
         comparison(backbone, data, out, "--data", data / "sums")
-
-
-def tables_of(base, tmp_path, losses, right):
-    """Return cross-entropies and right answers by row, of losses by method and seed, of two tokens for each example."""
-    experiment = HeadComparison(settings_of(base, data={"toy": ""}, seeds=3), tmp_path)
-    names = {part.arguments[1:]: part.name for part in experiment.parts()}
-    records = {
-        names[method.name, seed]: MethodRecord(
-            losses=tuple(of), tokens=(2,) * len(of), right=tuple(map(bool, right[method]))
-        )
-        for (method, seed), of in losses.items()
-    }
-    return [{row[0]: row[2] for row in table.rows} for table in experiment.tables(records)[:2]]
-
-
-@pytest.mark.parametrize("shift", [-0.2, 0.2])
-def test_differences_are_paired_by_example(base, tmp_path, shift):
-    generator = np.random.default_rng(0)
-    losses, right = generator.exponential(2, 200), generator.random(200) < 0.5
-    found = {(FROZEN, 0): losses}
-    for seed in range(3):
-        noise = generator.normal(0, 0.01, 200)
-        found[HEAD, seed] = losses + 2 * shift + noise - noise.mean()
-        found[ADAPTER, seed] = losses
-    more = right | (np.arange(200) < 20)
-    entropies, answers = tables_of(base, tmp_path, found, {FROZEN: right, HEAD: more, ADAPTER: right})
-    change = entropies["the head minus: frozen model"]
-    assert change.value == pytest.approx(shift, abs=1e-9)
-    low, high = change.interval
-    assert high - low < 0.01 < np.subtract(*entropies[HEAD.name].interval[::-1])
-    assert answers["the head minus: low-rank adapter"].value == pytest.approx(100 * (more & ~right).mean())
-    assert "the head minus: backward attention" not in entropies
-
-
-def test_intervals_add_the_spread_of_seeds(base, tmp_path):
-    found = {(FROZEN, 0): np.full(300, 2.0)}
-    found |= {(HEAD, seed): np.full(300, level) for seed, level in enumerate((2.38, 2.4, 2.42))}
-    entropies, _ = tables_of(base, tmp_path, found, {FROZEN: [True] * 300, HEAD: [True] * 300})
-    half = 4.303 * 0.01 / 3**0.5  # Student's quantile of 2 degrees of freedom, for losses of two tokens
-    assert entropies[HEAD.name].interval == pytest.approx((1.2 - half, 1.2 + half), abs=1e-4)
-    assert entropies["the head minus: frozen model"].interval == pytest.approx((0.2 - half, 0.2 + half), abs=1e-4)

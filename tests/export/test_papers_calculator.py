@@ -7,17 +7,15 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from edge.bundles.manifest import Measure
 from edge.errors import UsageError
 from export.cli.calculator import calculator
 from export.papers.calculator import tables
 from export.papers.calculator.benchmark import baseline, errors_of, score
 from export.papers.calculator.networks import NETWORKS
-from export.papers.calculator.records import FROZEN, TrainingRecord, grouped, pooled, results_of
+from export.papers.calculator.records import FROZEN, TrainingRecord, grouped, results_of
 from export.papers.calculator.train import train_run
 from export.papers.experiment import read_records
 from export.training.checkpoint import load
-from export.training.intervals import wilson
 from tests.support.calculators import save_untrained
 from tests.support.task_data import invoke
 
@@ -92,16 +90,6 @@ def test_scores_are_geometric_means_and_tests_are_of_their_logarithms(models, gi
     assert models["fnn2"].against.keys() == {"oracle", "gate", FROZEN}
 
 
-def test_every_accuracy_has_an_interval_around_it(models):
-    for model in models.values():
-        for measure in model.measures:
-            low, high = measure.interval
-            assert low <= measure.value <= high, (model.name, measure)
-            if measure.metric == "exact_match":
-                assert 0 <= low < high <= 1, (model.name, measure)
-    assert models["oracle"].measure("exact_match", "in_range").interval == pytest.approx(wilson(1457, 1457))
-
-
 def test_the_papers_slip_is_shown_with_our_answers(models):
     fnn2 = models["fnn2"]
     assert models["oracle"].paper_long == pytest.approx(6.166, abs=1e-3)
@@ -141,31 +129,3 @@ def test_wrong_runs_are_rejected(given, tmp_path):
         invoke(calculator, "compare", again, "--out", tmp_path / "out")
     with pytest.raises(UsageError, match=r"--out .*: got a path inside of RUN"):
         invoke(calculator, "compare", given[0], "--out", given[0] / "out")
-
-
-def test_means_of_seeds_are_compared_by_their_intervals_as_the_seeds_are():
-    """As the committed records have them, with Student's intervals."""
-    scores = {"fnn2": [1.7, 1.9, 2.2], "gate": [9e5, 1e6, 1.2e6, 1e6]}
-    runs, means = {}, {}
-    for name, values in scores.items():
-        of_seeds = [Measure("score", "benchmark", value, 9) for value in values]
-        fields = {"model": name, "trainer": "", "parameters": 1, "paper_long": 0.0, "paper_scores": (1.0,)}
-        runs[name] = [TrainingRecord(seed=n, measures=(one,), **fields) for n, one in enumerate(of_seeds)]
-        means[name] = [TrainingRecord(seed=None, measures=pooled(runs[name]), **fields)]
-    expected, found = ({one.name: one.against for one in results_of(groups)} for groups in (runs, means))
-    for name, against in expected.items():
-        assert found[name] == {other: pytest.approx(pair) for other, pair in against.items()}
-    p = scipy.stats.ttest_ind(*map(np.log, scores.values()), equal_var=False).pvalue
-    ratio = scipy.stats.gmean(scores["fnn2"]) / scipy.stats.gmean(scores["gate"])
-    assert expected["fnn2"]["gate"] == pytest.approx((ratio, p))
-
-
-def test_shares_count_items_and_seeds():
-    records = read_records(tables.RESULTS / "stack", TrainingRecord)
-    stack, lstm = ({(one.metric, one.split): one for one in pooled(runs)} for runs in [*grouped(records).values()][:2])
-    assert stack["right", "val"].interval == pytest.approx(wilson(2000, 2000)), "seeds that are all right"
-    runs = [record for record in records.values() if record.model == "calculator-token-lstm"]
-    values = [one.value for run in runs for one in run.measures if (one.metric, one.split) == ("right", "paper/long")]
-    low, high = lstm["right", "paper/long"].interval
-    of_seeds = scipy.stats.t.ppf(0.975, 4) * scipy.stats.sem(values)
-    assert of_seeds < (high - low) / 2 < of_seeds + 0.04

@@ -15,8 +15,8 @@ from export.training.runs import RunConfig, RunMetrics
 
 #: Their export takes a minute and more.
 LARGE = ("calculator-transformer5", "calculator-transformer0")
-SMALL = tuple(name for name in NAMES if name not in LARGE)
-EACH = [*SMALL, *(pytest.param(name, marks=[pytest.mark.slow, pytest.mark.timeout(900)]) for name in LARGE)]
+SLOW = [pytest.mark.slow, pytest.mark.timeout(900)]
+EACH = [pytest.param(name, marks=SLOW if name in LARGE else ()) for name in NAMES]
 
 
 def untrained(name):
