@@ -226,7 +226,8 @@ def test_an_unlooped_model_is_trained_in_bf16_and_not_served(tmp_path):
     assert "got an unlooped model, expected a looped model" in str(result.exception)
 
 
-def test_an_interrupted_training_resumes_in_its_stage(tmp_path):
+def test_an_interrupted_training_resumes_in_its_stage(tmp_path, monkeypatch):
+    monkeypatch.setattr("export.papers.looped.train._PROMPTS", 64)
     plan = training_plan("linear", "small", dim=8, steps=6)
     whole = train_run("linear", plan, tmp_path / "whole", seed=0)
     with pytest.raises(KeyboardInterrupt):
@@ -236,7 +237,7 @@ def test_an_interrupted_training_resumes_in_its_stage(tmp_path):
     assert seen.resumed == [(6, 6)]  # the first stage is not repeated
     assert (again.scores, again.losses, again.measures) == (whole.scores, whole.losses, whole.measures)
     assert {one.split: (one.n, one.interval is not None) for one in whole.measures} == dict.fromkeys(
-        ("loops-8", "loops-12", "loops-30", "loops-120"), (1280, True)
+        ("loops-8", "loops-12", "loops-30", "loops-120"), (64, True)
     )
     log = [json.loads(line) for line in (tmp_path / "again" / "log.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in log] == [1, 1]

@@ -37,7 +37,7 @@ def save_untrained(name, directory):
     return run
 
 
-def export_untrained(name, directory):
-    """Write such a run into ``directory/runs``, and return its bundle in ``directory/repository``."""
+def export_untrained(name, directory, on_rows=None):
+    """Write such a run into ``directory/runs``, and return its bundle in ``directory/repository``, or with measures."""
     model = SumCalculator(save_untrained(name, directory / "runs"))
-    return Path(export_bundle(model, directory / "repository", on_rows=lambda *counted: None).bundle)
+    return Path(export_bundle(model, directory / "repository", on_rows=on_rows).bundle)
