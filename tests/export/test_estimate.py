@@ -172,27 +172,20 @@ def test_sizes_are_the_usual_ones_that_a_model_takes_and_else_those_that_it_is_t
     assert input_shapes(inputs, other, 8, 1, None) == {"ids": (1, 32), "mask": (1, 16)}
 
 
+PLACES = """<ir_version: 8, opset_import: ["" : 18]> g (float[64, 64] x) => (float[places, 3] y) {
+  sum = Add(weight, x)  found = NonZero(sum)  cast = Cast<to = 1>(found)  turned = Transpose<perm = [1, 0]>(cast)
+  y = MatMul(turned, matrix)
+}"""
+
+
 def test_a_shape_that_depends_on_weights_is_found_by_a_run():
     """The places of 1,000 values that are not 0 in the sum of a weight and the input, [1000, 2], times a matrix."""
-    weight, matrix = np.zeros((64, 64), np.float32), np.ones((2, 3), np.float32)
+    weight, model = np.zeros((64, 64), np.float32), onnx.parser.parse_model(PLACES)
     weight.flat[:1000] = 1
-    nodes = [
-        onnx.helper.make_node("Add", ["weight", "x"], ["sum"]),
-        onnx.helper.make_node("NonZero", ["sum"], ["places"]),
-        onnx.helper.make_node("Cast", ["places"], ["cast"], to=onnx.TensorProto.FLOAT),
-        onnx.helper.make_node("Transpose", ["cast"], ["turned"], perm=[1, 0]),
-        onnx.helper.make_node("MatMul", ["turned", "matrix"], ["y"]),
-    ]
-    values = [
-        onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [64, 64]),
-        onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["places", 3]),
-    ]
-    constants = [onnx.numpy_helper.from_array(weight, "weight"), onnx.numpy_helper.from_array(matrix, "matrix")]
-    graph = onnx.helper.make_graph(nodes, "g", values[:1], values[1:], constants)
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
-    assert work_of(model.SerializeToString(), {"x": (64, 64)}, "model").gflop == {
-        "fp32": pytest.approx(2e-9 * 1000 * 2 * 3)
-    }
+    arrays = {"weight": weight, "matrix": np.ones((2, 3), np.float32)}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
+    found = work_of(model.SerializeToString(), {"x": (64, 64)}, "model").gflop
+    assert found == {"fp32": pytest.approx(2e-9 * 1000 * 2 * 3)}
 
 
 def test_a_board_and_its_mode_have_one_notation():

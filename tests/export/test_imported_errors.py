@@ -46,9 +46,6 @@ def test_an_embedder_with_a_dense_layer(embedder):
     ids, mask = torch.tensor([[2, 5, 6, 3], [2, 7, 3, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
     with torch.no_grad():
         states = found.model.transformer(ids, mask)
-        means = torch.stack([states[0].mean(dim=0), states[1, :3].mean(dim=0)])
-        want = torch.tanh(means @ dense["linear.weight"].T + dense["linear.bias"])
-        torch.testing.assert_close(found.model(ids, mask), want)
         change(embedder / "1_Pooling" / "config.json", pooling_mode_mean_tokens=False, pooling_mode_cls_token=True)
         write_modules(embedder, "Transformer", "Pooling", "Dense", "Normalize")
         want = torch.tanh(states[:, 0] @ dense["linear.weight"].T + dense["linear.bias"])

@@ -13,19 +13,15 @@ from edge.bundles.manifest import Measure
 from edge.errors import UsageError
 from export.cli.language import language
 from export.errors import CheckpointError, DataError
-from export.generate.decoding import complete
 from export.generate.evaluate import evaluate, teacher_forced
 from export.generate.finetune import trainable, unfrozen, with_lora
 from export.generate.formats import Example, Source, read_source
 from export.generate.model import Base, LastStates, identity_of, save_backbone
 from export.generate.tokenizer import train_characters
-from export.generate.train import read_corpus
 from export.papers.backward.methods import ADAPTER, FROZEN, HEAD, METHODS, read_task
-from export.papers.backward.run import ComparisonSettings, HeadComparison, MethodRecord
-from export.papers.backward.training import LowRankAdapter, Temperature, load_head, new_head, train_head
+from export.papers.backward.run import MethodRecord
+from export.papers.backward.training import LowRankAdapter, Temperature, load_head
 from export.papers.experiment import read_records
-from export.training.objective import Observer
-from export.training.provenance import processor
 from export.training.runs import read_config
 from tests.support.language_models import tiny_gpt2, tiny_of
 from tests.support.task_data import invoke
@@ -95,20 +91,6 @@ def test_a_revised_model_has_the_logits_of_the_module_and_is_itself_again(kind, 
         assert torch.equal(base.model(ids).logits, before)
 
 
-def test_texts_of_a_revised_model_are_those_of_a_loop_without_a_cache(base):
-    adapter = random_adapter(base)
-    prompts = ["1 and 2?", "13 and 7?"]
-    with base.revised(adapter) as model, torch.no_grad():
-        found = complete(model, base.tokenizer, prompts, 6)
-        for prompt, text in zip(prompts, found, strict=True):
-            ids = base.tokenizer.prompt(prompt)
-            start = len(ids)
-            while len(ids) < start + 6 and base.tokenizer.end not in ids:
-                ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
-            assert text == base.tokenizer.decode(ids[start:])
-    assert found != complete(base.model, base.tokenizer, prompts, 6)
-
-
 def test_lora_trains_queries_keys_and_values_alone_and_starts_as_the_model(base, tokenizer, tmp_path):
     adapted = with_lora(base.model, 2, seed=0)
     assert trainable(adapted) == 2 * LAYERS * (WIDTH + 3 * WIDTH)
@@ -154,29 +136,6 @@ def test_the_command_trains_heads_that_know_their_model(base, backbone, data, to
     other = Base(write_backbone(tmp_path / "other", tokenizer, seed=1))
     with pytest.raises(CheckpointError, match=r"head .*: got a head of toy with SHA-256 .*, expected a head of other"):
         load_head(tmp_path / "head-seed0", other)
-
-
-def test_an_interrupted_head_ends_with_the_same_weights(base, data, tmp_path):
-    class Interrupted(Observer):
-        def on_epoch(self, epoch):
-            if epoch.number == 2:
-                raise KeyboardInterrupt
-
-    corpus = read_corpus([Source("mathematics", str(data / "train-easy"))], seed=0)
-
-    def train(name, **options):
-        head = new_head(base, 0, dims=4)
-        metrics = train_head(head, base, corpus, tmp_path / name, seed=0, steps=8, **options)
-        return metrics, head.state_dict()
-
-    expected, weights = train("whole")
-    assert expected.epochs > 3
-    with pytest.raises(KeyboardInterrupt):
-        train("resumed", observer=Interrupted())
-    found, resumed = train("resumed")
-    assert (found.scores, found.measures) == (expected.scores, expected.measures)
-    assert all(torch.equal(weights[name], resumed[name]) for name in weights)
-    assert not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors"])
@@ -241,23 +200,6 @@ def test_questions_of_the_test_split_are_not_trained_on(tokenizer, tmp_path):
     assert known == sorted(
         tokenizer.decode(tokenizer.encode(Example(f"{a} and 0?", "", str(a % 10))).ids) for a in range(30)
     )
-
-
-def settings_of(base, **changes):
-    values = {"data": {"sums": ""}, "limit": 40, "epochs": 1, "items": 2, "seeds": 1, "processor": processor()}
-    return ComparisonSettings(base=base.identity, **{**values, **changes})
-
-
-def test_an_epoch_of_each_method_has_each_example_once(base, data, tmp_path):
-    task = read_task(data / "sums", base.tokenizer, POSITIONS, 40)
-    experiment = HeadComparison(settings_of(base), tmp_path, base, {"sums": task})
-    for method in METHODS.values():
-        if method.make:
-            objective = experiment.objective("sums", method, method.make(base, 0), 0)
-            batches = list(objective.batches(0, 0))
-            tokens = [batch.learnt[:, 1:].sum() if method.of_model else len(batch.targets) for batch in batches]
-            assert sum(tokens) == sum(row.learnt[1:].sum() for row in task.train)
-            assert len(batches) == objective.steps_per_epoch > 1 or not method.of_model
 
 
 @pytest.fixture(scope="module")

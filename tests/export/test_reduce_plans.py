@@ -13,7 +13,7 @@ from edge.errors import UsageError
 from export.errors import PlanError
 from export.models.transformer import Layer, LayerShape, TransformerConfig
 from export.reduce.grid import Grid, Times, grid_of
-from export.reduce.latency import feeds_of, machine_key, measure_layers, measure_times
+from export.reduce.latency import machine_key, measure_layers, measure_times
 from export.reduce.losses import Losses, LossMeter
 from export.reduce.plan import amdahl_bound, check_plan, check_speedup, macs_per_token, plan_of
 from export.reduce.search import check_target, choose_shapes, least_loss
@@ -243,9 +243,3 @@ def test_times_add_up_to_those_of_a_model(tmp_path):
     assert times.layers[1, 0] < times.layers[0, 0]
     dense = LayerLatencies.read(tmp_path / "latency.json").find(LayerShape(4, 8, 48), 16, 8).dense_milliseconds
     assert times.layers[0, 0] == pytest.approx(dense, rel=0.3)
-
-
-def test_images_have_no_mask():
-    settings = msgspec.structs.replace(SETTINGS, architecture="vit", image_size=8, patch_size=2, channels=3)
-    assert measure_layers(settings, [QUARTER], [Point(17)], calls=3).find(QUARTER, 17)
-    assert feeds_of(settings, 17)["inputs"].shape == (1, 3, 8, 8)
