@@ -202,10 +202,7 @@ def test_a_bundle_carries_the_files_of_chosen_runtimes(lean, tmp_path):
     [
         (("looped-linear", "--dim", 18), "--dim: got 18, expected a multiple of the 4 heads. Give --dim 16."),
         (("looped-linear", "--stages", 3), "--stages: got 3, expected at most 2, the stages of this plan"),
-        (
-            ("looped-linear", "--unlooped", "--injection", "add"),
-            "--injection: got 'add', expected no --injection with --unlooped",
-        ),
+        (("looped-linear", "--unlooped", "--injection", "add"), "--injection: got 'add', expected no --injection wi"),
         (("looped-linear", "--epochs", 3), "--epochs: got 3, expected a calculator among the models. Give --steps."),
         (("calculator-gate", "--steps", 3), "--steps: got 3, expected a model of looped-linear, looped-sparse"),
         (("looped-line",), "Did you mean 'looped-linear'?"),

@@ -247,10 +247,7 @@ def test_devices_and_targets_that_cannot_be_are_rejected(place, first, tmp_path)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"timings": ()},
-            r"at 16 tokens, batch 1: got no timing of h2-.*, expected timings of .* lengths none\. On the device",
-        ),
+        ({"timings": ()}, r"at 16 tokens, batch 1: got no timing of h2-.*, expected timings of .* lengths none"),
         ({"rest": ()}, r"at 16 tokens, batch 1: got no timing of rest, .* profile SHAPES --lengths 16 --out TABLE"),
         ({"key": {"dim": "7"}}, r"key: got architecture 'missing', dim '7', .* expected architecture 'bert', dim '32'"),
         (None, "got 1 timings of a device that throttled, expected steady clocks"),
