@@ -114,10 +114,7 @@ def test_predictions_are_labelled_as_predictions():
 def test_wrong_options_and_foreign_operators_are_rejected():
     for arguments, message in (
         (("--mode", "7W"), "--mode: got '7W', expected one of 15W, 25W, MAXN_SUPER, the modes of"),
-        (
-            ("--device", "agx-orin"),
-            r"--device: got 'agx-orin', expected orin-nano-super \(15W, .*\) or orin-nano \(7W",
-        ),
+        (("--device", "agx-orin"), r"--device: got 'agx-orin', expected orin-nano-super \(15W, .*\) or orin-nano \(7W"),
         (("--lengths", "512"), "--lengths: got 512, expected 1 to 16"),
         (("--batch", "64"), "--batch: got 64, expected at most 32"),
     ):

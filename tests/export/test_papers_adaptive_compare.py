@@ -14,9 +14,7 @@ from export.finetune.objectives import outputs_of
 from export.finetune.predictions import predict
 from export.papers.adaptive.mechanisms import MECHANISMS, SharedInputs
 from export.papers.adaptive.run import HeadUse, MechanismRecord, Speed, difference, head_use, multiplications, tables_of
-from export.papers.adaptive.term import (
-    adaptive_term,
-)
+from export.papers.adaptive.term import adaptive_term
 from export.papers.experiment import read_records
 from tests.support.reduction_data import inputs, model
 from tests.support.task_data import invoke

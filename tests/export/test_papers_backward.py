@@ -18,13 +18,7 @@ from export.generate.tokenizer import EncodedExample
 from export.models.convert import to_onnx
 from export.papers.backward.bundle import FoldedHead, fold
 from export.papers.backward.head import BackwardHead, HeadConfig, create
-from export.papers.backward.training import (
-    HeadObjective,
-    LowRankAdapter,
-    Temperature,
-    VocabularyBias,
-    hidden_states,
-)
+from export.papers.backward.training import HeadObjective, LowRankAdapter, Temperature, VocabularyBias, hidden_states
 from export.training.recipe import Recipe
 from export.training.trainer import train
 

@@ -10,14 +10,7 @@ from export.cli.language import language
 from export.generate.finetune import with_lora
 from export.generate.formats import Example
 from export.generate.model import save_backbone
-from export.papers.backward.mismatch import (
-    BEGINS,
-    AdapterRecord,
-    Mismatch,
-    MismatchSettings,
-    begin_of,
-    moved_back,
-)
+from export.papers.backward.mismatch import BEGINS, AdapterRecord, Mismatch, MismatchSettings, begin_of, moved_back
 from export.papers.experiment import read_records, read_settings
 from tests.support.language_models import bpe, tiny_gpt2
 from tests.support.task_data import invoke
