@@ -1,7 +1,5 @@
 """Attention in the form with the fewest kernels: the same outputs, and the kernels of every shape of layer."""
 
-from __future__ import annotations
-
 import functools
 import logging
 

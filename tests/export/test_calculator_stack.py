@@ -1,7 +1,5 @@
 """The stack calculator: a machine that is right by construction, its training, its refinement and its bundle."""
 
-from __future__ import annotations
-
 import re
 
 import msgspec
@@ -33,7 +31,7 @@ def splits():
     return load()
 
 
-def constructed() -> StackMachine:
+def constructed():
     """Return the machine whose register is a product, and whose cells are a sum and the factor of its next term."""
     machine = StackMachine()
     window = torch.eye(3, dtype=torch.float64)

@@ -1,7 +1,5 @@
 """The prediction of latencies: the work of graphs, the constants of the fit, and the command."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

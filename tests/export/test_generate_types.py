@@ -1,14 +1,10 @@
 """Each type of language model that the documents name: by commands from its directory to the texts of transformers."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -41,12 +37,12 @@ compiled = partial(compile_onnx, flavor="tensorrt_rtx", compute_capability="SM86
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def exported(tmp_path_factory):
     """Return a function that exports a model of a type once, and returns its bundle; its directory is beside it."""
     place = tmp_path_factory.mktemp("types")
 
     @cache
-    def export(name: str) -> Path:
+    def export(name):
         save_backbone(tiny_of(name, characters(), layers=LAYERS[name]), characters(), place / name)
         tokenizer = Tokenizer.from_file(str(place / name / "tokenizer.json"))
         tokenizer.enable_padding(length=64)  # as of a training, which transformers ignores
@@ -70,16 +66,13 @@ KERNELS = {
 
 @with_rtx
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_attention_of_each_type_is_one_kernel_in_prompts_and_in_steps(
-    name: str, exported: Callable[[str], Path]
-) -> None:
+def test_attention_of_each_type_is_one_kernel_in_prompts_and_in_steps(name, exported):
     bundle = Bundle.open(exported(name))
     (artifact,) = [one for one in bundle.manifest.tiers[0].artifacts if one.runtime == "tensorrt"]
     tensors = bundle.manifest.tensors(artifact)
     counts = []
     for profile in (tensors.profile, *tensors.more_profiles):
         found = kernels(bundle.read(artifact.file), profile)
-        assert found is not None
         # _gemm_mha_v2, or for a single query _gemv_mha_v1
         assert len([one for one in found if "_mha_v" in one]) == LAYERS[name]
         counts.append(len(found))
@@ -87,7 +80,7 @@ def test_attention_of_each_type_is_one_kernel_in_prompts_and_in_steps(
 
 
 @with_rtx
-def test_a_decoder_compiles_for_all_rows_tokens_and_places(exported: Callable[[str], Path]) -> None:
+def test_a_decoder_compiles_for_all_rows_tokens_and_places(exported):
     bundle = Bundle.open(exported("llama"))
     (artifact,) = [one for one in bundle.manifest.tiers[0].artifacts if one.runtime == "tensorrt"]
     profile, step_profile = bundle.manifest.tensors(artifact).profiles
@@ -101,16 +94,14 @@ def test_a_decoder_compiles_for_all_rows_tokens_and_places(exported: Callable[[s
     assert report.attention == "1 block, fused"
 
 
-def test_a_name_that_is_wrong_or_taken_is_refused_before_the_work(
-    exported: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_is_wrong_or_taken_is_refused_before_the_work(exported, monkeypatch):
     place = exported("llama").parent
     monkeypatch.setitem(sys.modules, "export.generate.bundle", None)  # whose import would fail
     for name, message in (("Llama", "--name: got 'Llama', expected lower-case"), ("llama", "got an existing bundle")):
         assert message in mistake("language", "export", place / "llama", "--name", name, "--repository", place)
 
 
-def compare(name: str, directory: Path, prompts: Sequence[str], tokenizer: Any, port: int) -> None:
+def compare(name, directory, prompts, tokenizer, port):
     """Check that a server continues prompts as transformers does with the model of a directory."""
     import transformers
 
@@ -127,7 +118,7 @@ def compare(name: str, directory: Path, prompts: Sequence[str], tokenizer: Any, 
         assert text == whole.rstrip("\ufffd"), (name, prompt)  # the last character may be cut
 
 
-def test_each_type_writes_the_texts_of_transformers(exported: Callable[[str], Path], tmp_path: Path) -> None:
+def test_each_type_writes_the_texts_of_transformers(exported, tmp_path):
     import transformers
 
     bundles = [exported(name) for name in ARCHITECTURES]
@@ -139,7 +130,7 @@ def test_each_type_writes_the_texts_of_transformers(exported: Callable[[str], Pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_a_real_model_writes_the_texts_of_transformers(tmp_path: Path) -> None:
+def test_a_real_model_writes_the_texts_of_transformers(tmp_path):
     import transformers
 
     place = os.environ.get(REAL)

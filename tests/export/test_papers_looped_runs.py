@@ -293,7 +293,6 @@ def test_attention_of_a_step_is_fused_in_fp16_for_prompts_of_any_length(size):
         assert not product.report.notes
     # There were 18: three copied queries, keys and values, and four read the prediction out.
     counted = kernels(graph, profile)
-    assert counted is not None
     assert len(counted) <= 11
     work = work_of(graph, {name: array.shape for name, array in inputs.items()}, "step")
     # Its structure, from which manifests are predicted; the engine reads prediction and residual out in two kernels.

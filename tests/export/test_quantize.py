@@ -1,7 +1,5 @@
 """INT8 and FP16: ranges, the arithmetic of files, and what golden checks notice."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil
