@@ -7,7 +7,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
 from edge.bundles.manifest import Measure
 from edge.errors import UsageError
@@ -132,7 +131,7 @@ def test_the_command_trains_heads_that_know_their_model(base, backbone, data, to
     log = (tmp_path / "head-seed0" / "log.jsonl").read_text()
     assert "cross-entropy" in log
     with pytest.raises(UsageError, match=r"head-seed0: got an existing run, expected a free path"):
-        CliRunner().invoke(language, list(map(str, arguments)), catch_exceptions=False)
+        invoke(language, *arguments)
     other = Base(write_backbone(tmp_path / "other", tokenizer, seed=1))
     with pytest.raises(CheckpointError, match=r"head .*: got a head of toy with SHA-256 .*, expected a head of other"):
         load_head(tmp_path / "head-seed0", other)

@@ -6,7 +6,6 @@ import shutil
 import msgspec
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from edge.bench.layer_latencies import PREDICTION, LayerLatencies
 from edge.bundles.bundle import Bundle
@@ -25,7 +24,7 @@ from export.models.transformer import LayerShape
 from export.reduce.run import open_source
 from export.reduce.target import LATENCIES
 from export.training.runs import CONFIG
-from tests.support.task_data import invoke
+from tests.support.task_data import finished, invoke
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +41,8 @@ def first(place):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(output, "LINE_SECONDS", 0.05)
         patch.delenv("FEWHEADS_DATA", raising=False)
-        command = ("--target-speedup", "1.05", "--out", str(place / "reduced"), "--final", "--json")
-        return CliRunner().invoke(reduce, [str(place / "SST-2"), *OPTIONS, *command], catch_exceptions=False)
+        command = (place / "SST-2", *OPTIONS, "--target-speedup", 1.05, "--out", place / "reduced")
+        return finished(reduce, *command, "--final", "--json")
 
 
 def test_a_run_becomes_a_smaller_run_that_can_be_fine_tuned(place, first):
@@ -63,8 +62,8 @@ def test_a_run_becomes_a_smaller_run_that_can_be_fine_tuned(place, first):
     # Everything that takes long is kept for another target.
     kept = sorted(path.name.partition("-")[0] for path in (place / ".SST-2.reduction").iterdir())
     assert kept == ["latency.json", "losses"]
-    command = [str(place / "SST-2"), *OPTIONS, "--target-speedup", "1.05", "--out", str(place / "reduced"), "--replace"]
-    again = CliRunner().invoke(reduce, command, catch_exceptions=False)
+    command = (place / "SST-2", *OPTIONS, "--target-speedup", 1.05, "--out", place / "reduced")
+    again = finished(reduce, *command, "--replace")
     assert f"reduced: resumes from the timings and layers in {place / '.SST-2.reduction'}" in again.stderr.splitlines()
     assert re.search(r"times faster expected on .*onnxruntime.*\(measured\), [\d.]+ measured on this", again.stdout)
     assert "Before any fine-tuning" in again.stdout
@@ -93,8 +92,7 @@ def test_a_speedup_far_below_the_planned_one_is_remarked_on(place, first, tmp_pa
         timing["comparison"]["ratio"] *= 2
         timing["comparison"]["milliseconds"] /= 2
     path.write_text(json.dumps(table))
-    command = [str(run), *OPTIONS, "--target-speedup", "1.6", "--out", str(tmp_path / "lean")]
-    again = CliRunner().invoke(reduce, command, catch_exceptions=False)
+    again = finished(reduce, run, *OPTIONS, "--target-speedup", 1.6, "--out", tmp_path / "lean")
     assert re.search(
         rf"lean: [\d.]+ times faster, where the timed shapes promised 1\.\d+\..*delete {path}", again.stderr
     )

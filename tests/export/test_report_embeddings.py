@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from edge.errors import UsageError
@@ -23,7 +22,7 @@ from export.report.embeddings.published import published
 from export.report.embeddings.records import read_records, tables
 from tests.support.evaluation_data import write_embedding_run, write_evaluation_sets
 from tests.support.marks import with_minilm
-from tests.support.task_data import invoke, make_transformer, real, write_model
+from tests.support.task_data import finished, invoke, make_transformer, real, write_model
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +155,7 @@ def test_equal_embeddings_of_all_texts_find_nothing(root, tmp_path):
 
 def test_runs_of_another_space_are_compared_without_a_mixed_index(root, tmp_path):
     runs, options = ("original", "tier", "stranger", "narrow"), ("--data-dir", root / "data", "--json")
-    out = CliRunner().invoke(evaluate, [*(str(root / run) for run in runs), *map(str, options)], catch_exceptions=False)
+    out = finished(evaluate, *(root / run for run in runs), *options)
     groups = {one["run"]: {score["group"] for score in one["scores"]} for one in json.loads(out.stdout)}
     assert [run for run in runs if "mixed" in groups[run]] == ["original", "tier"]
     assert all(groups[run] >= {"sts", "retrieval", "probes"} for run in runs)

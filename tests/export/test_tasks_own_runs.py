@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from PIL import Image
 
 from edge.bundles.bundle import Bundle
@@ -31,7 +30,7 @@ from export.papers.adaptive.run import MechanismRecord
 from export.papers.experiment import read_records
 from export.training.runs import CONFIG, REPORT, read_config
 from tests.support.commands import shown
-from tests.support.task_data import NEUTRAL, invoke, make_sentiment, write_rows
+from tests.support.task_data import NEUTRAL, finished, invoke, make_sentiment, write_rows
 
 TUNING = ("--lr", 2e-2, "--batch", 32, "--max-length", 32)
 #: Longer than what bundles take of shorter data.
@@ -178,7 +177,7 @@ def test_images_in_folders(tuned, tmp_path):
         image.fromarray(pixels).save(folder / f"{number}.png")
     (tmp_path / "digits" / "class 1" / "x.webp").touch()
     command = ("--data", tmp_path / "digits", "--dim", 16, "--depth", 1, "--heads", 1, "--epochs", 16, "--lr", 1e-2)
-    tuning = CliRunner().invoke(finetune, [*map(str, command), "--name", "run", "--out", str(tmp_path), "--final"])
+    tuning = finished(finetune, *command, "--name", "run", "--out", tmp_path, "--final")
     assert "digits/: images that are neither JPEG nor PNG are left out: 1" in tuning.stderr
     run = tmp_path / "run"
     config = read_config(run)

@@ -4,10 +4,10 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from edge.errors import UsageError
 from export.cli.compare import compare
@@ -22,15 +22,12 @@ from export.finetune.run import prepare, task_of
 from export.finetune.text_tasks import TASKS
 from export.training.provenance import Processor, described, features_of
 from export.training.runs import CONFIG, read_config
-from tests.support.task_data import invoke
+from tests.support.task_data import finished, invoke
 
 OPTIONS = ("--lr", 2e-2, "--batch", 32, "--max-length", 32)
 
 
-def tune(*arguments):
-    result = CliRunner().invoke(finetune, [str(argument) for argument in arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.stderr
-    return result
+tune = partial(finished, finetune)
 
 
 @pytest.fixture
