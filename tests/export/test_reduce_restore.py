@@ -166,7 +166,7 @@ def place(tmp_path_factory):
 
 def test_one_command_makes_a_family_that_is_near_the_original(place, monkeypatch):
     monkeypatch.delenv("FEWHEADS_DATA", raising=False)
-    texts, rate = place / "texts.txt.xz", ("--passes", 8, "--lr", 1e-2, "--calibration", 200)
+    texts, rate = place / "texts.txt.xz", ("--passes", 12, "--lr", 1e-2, "--calibration", 200)
     options = ("--target-speedup", "1.3,2", "--distil", texts, *rate, *LEAVE_OUT, place / "data")
     command = (place / "run", *BOARD, *options, "--out", place / "family")
     half, most = json.loads(invoke(reduce, *command, "--json"))
