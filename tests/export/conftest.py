@@ -34,7 +34,7 @@ def padding():
 
 @pytest.fixture(autouse=True, scope="session")
 def _fast_exports():
-    """Let torch trace each structure and parse its operators once, and keep no shapes: few are needed again."""
+    """Let torch trace each structure and parse its operators once, without a cache that costs more than it saves."""
     registry = _registration.ONNXRegistry
     with pytest.MonkeyPatch.context() as patch, torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
         patch.setattr(registry, "from_torchlib", staticmethod(functools.cache(registry.from_torchlib)))

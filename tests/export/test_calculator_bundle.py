@@ -23,7 +23,7 @@ from export.papers.calculator.benchmark import evaluate
 from export.papers.calculator.networks import Transformer
 from export.papers.calculator.specs import SPECS
 from export.quantize.precision import half
-from export.training.runs import RunMetrics, read_config
+from export.training.runs import CARD, RunMetrics, read_config
 from tests.support.calculators import EACH, export_untrained, untrained
 from tests.support.marks import with_rtx
 from tests.support.task_data import invoke
@@ -51,7 +51,7 @@ def test_the_bundle_passes_its_golden_check_and_describes_its_file(name, calcula
     assert not any(node.metadata_props or node.doc_string for node in model.graph.node)
     assert b".py" not in data, "a path of this machine"
     assert (manifest.name, manifest.version, manifest.max_batch_size) == (name, 1, 256)
-    assert ([tier.name for tier in manifest.tiers], set(manifest.files)) == (["x1"], {"model.onnx", "golden.npz"})
+    assert ([tier.name for tier in manifest.tiers], set(manifest.files)) == (["x1"], {CARD, "model.onnx", "golden.npz"})
     assert manifest.preprocess.max_abs_operand == (1024 if name == "calculator-oracle" else 1e6)
 
 

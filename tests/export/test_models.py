@@ -133,15 +133,17 @@ def test_losses(tokens, mask):
 
 
 def test_tests_that_share_a_traced_graph_get_the_file_of_an_export_of_their_own(monkeypatch):
-    def file(seed, rows, twins=False):
+    def file(seed, rows, keys=None):
         torch.manual_seed(seed)
         model = MultiHeadAttention(4, 1, 4)
-        if twins:  # with one initializer for both
+        if keys == "equal":  # with one initializer for both
             model.k_proj.load_state_dict(model.q_proj.state_dict())
+        if keys == "shared":  # one tensor, whose initializer may have either name
+            model.k_proj.weight = model.q_proj.weight
         inputs = {"x": torch.zeros(rows, 3, 4), "mask": torch.ones(rows, 3)}
         return to_onnx(model, inputs, ["y"], {name: {0: "batch"} for name in inputs})
 
-    cases = (0, 2), (1, 3, True)
+    cases = (0, 2), (1, 3, "equal"), (3, 2, "shared"), (4, 2, "shared")
     kept = [file(*case) for case in cases]
     monkeypatch.setattr(torch.onnx, "export", torch.onnx.export.export)
     assert kept == [file(*case) for case in cases]

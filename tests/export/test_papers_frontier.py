@@ -30,9 +30,9 @@ from export.papers.frontier.records import (
     STATIC,
     TEACHER,
     Answered,
+    ExperimentSettings,
     Family,
     Record,
-    RunSettings,
     Sources,
     Tier,
     Timed,
@@ -64,7 +64,7 @@ TIERS = {
     )
     for faster in (2, 3, 4)
 }
-FEW = RunSettings(frontier=FRONTIER, model="", tiers=TIERS, control="3x", transfer="", data={}, versions={})
+FEW = ExperimentSettings(frontier=FRONTIER, model="", tiers=TIERS, control="3x", transfer="", data={}, versions={})
 D32, D8, HALF, THIRD, CONTROL = (
     (DENSE, "fp32"),
     (DENSE, "int8"),

@@ -23,7 +23,9 @@ from edge.programs.tier_program import golden_loops, load_tier
 from edge.runtimes.tensorrt.build import compile_onnx
 from export.cli.estimate import estimate
 from export.cli.export import export
+from export.cli.reduce import reduce
 from export.cli.train import train
+from export.errors import CheckpointError
 from export.estimate.devices import DEFAULT_BOARD
 from export.estimate.estimate import estimate_bundle
 from export.estimate.model import kernels
@@ -58,7 +60,7 @@ compiled = partial(compile_onnx, flavor="tensorrt_rtx", compute_capability="SM86
 
 
 def make_model(*shapes):
-    """Return a model whose state settles slowly, as training makes it; of no shapes, one with the usual layer."""
+    """Return a model whose state settles slowly, as training makes it; without shapes, with the usual layer."""
     torch.manual_seed(0)
     config = training_plan("linear", "small", dim=16).config
     model = PromptTransformer(replace(config, shapes=shapes or config.shapes)).eval()
@@ -195,6 +197,13 @@ def test_a_bundle_carries_the_files_of_chosen_runtimes(lean, tmp_path):
     (tier,) = Bundle.open(made["bundle"]).manifest.tiers
     assert [(one.role, one.runtime) for one in tier.artifacts] == [("embed", "any"), ("step", "onnxruntime")]
     assert tier.latencies == ()
+
+
+def test_a_looped_run_is_not_reduced(run, tmp_path):
+    other = r"field model: got 'prompt-transformer', expected one of transformer-with-head\. Give a run of such a model"
+    with pytest.raises(CheckpointError, match=other):
+        invoke(reduce, run, "--out", tmp_path / "out")
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

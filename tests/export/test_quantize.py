@@ -14,9 +14,11 @@ from msgspec.structs import replace
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from edge.bundles.bundle import Bundle
 from edge.bundles.golden import check_outputs
 from edge.errors import GoldenError, UsageError
 from export.bundle.tier_files import export_tier
+from export.cli.export import export
 from export.cli.import_ import import_
 from export.cli.int8 import int8
 from export.data.examples import Examples
@@ -124,6 +126,15 @@ def test_a_run_that_an_earlier_version_trained_for_int8_is_read_as_one_in_fp32(p
     found, plain = (open_model(run) for run in (tmp_path / "rounded", place / "SST-2"))
     assert found.architecture == plain.architecture
     assert found.head.state_dict().keys() == tensors.keys()
+    # What it recorded is of INT8: no file in FP32 gets it, and nothing is compared with it.
+    options = ("--name", "rounded", "--artifacts", "onnxruntime", "--data-dir", place)
+    invoke(export, tmp_path / "rounded", "--repository", tmp_path, *options)
+    measures = [(one.metric, one.split) for one in Bundle.open(tmp_path / "rounded-1").manifest.measures]
+    assert measures == [("accuracy", f"{split}, tier x1-int8 on onnxruntime") for split in ("holdout", "dev")]
+    with pytest.raises(
+        UsageError, match=r"rounded: got a run that an earlier version trained for INT8, expected a run"
+    ):
+        invoke(int8, tmp_path / "rounded", "--data-dir", place)
 
 
 def corrupt(data, name, change):

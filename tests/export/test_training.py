@@ -19,7 +19,7 @@ from export.papers.looped.train import PromptObjective
 from export.training.average import AveragedWeights
 from export.training.checkpoint import load, save
 from export.training.intervals import Sample, across_seeds, average, mean_measure, with_interval
-from export.training.runs import CONFIG, METRICS, WEIGHTS
+from export.training.runs import CARD, CONFIG, METRICS, WEIGHTS
 from export.training.trainer import train
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -131,7 +131,7 @@ def test_a_run_is_read_as_it_was_written_and_replaced_whole(run, tmp_path):
         assert rest == [config, metrics]
         assert not again.training
         assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
-        assert sorted(path.name for path in directory.iterdir()) == sorted([WEIGHTS, CONFIG, METRICS])
+        assert sorted(path.name for path in directory.iterdir()) == sorted([CARD, CONFIG, METRICS, WEIGHTS])
         assert not [path for path in directory.parent.iterdir() if path.name.startswith(".")]
     assert (config.provenance.seed, config.provenance.versions["torch"]) == (0, torch.__version__)
     assert config.provenance.created.endswith("+00:00")
