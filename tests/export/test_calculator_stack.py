@@ -102,11 +102,15 @@ def test_training_lowers_the_loss_of_every_machine(splits):
 def test_refinement_makes_a_disturbed_machine_exact_with_simple_weights(splits):
     machine = constructed()
     with torch.no_grad():
-        for name in ("update", "scale", "new_cell", "start", "readout"):
+        for name in ("scale", "start", "readout"):
             tensor = getattr(machine, name)
             tensor.add_(0.1 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1)))
     items = batch_of(splits["train"])
-    fit = StackFit(machine, type(items)(*(tensor[:80] for tensor in items)))
+    items = type(items)(*(tensor[:80] for tensor in items))
+    fit = StackFit(machine, items)
+    fit.free = (
+        fit.weights != StackFit(constructed(), items).weights
+    )  # each weight that is free takes a tenth of a second
     assert fit.error > 1e-3
     assert fit.solve()
     fit.snap()
