@@ -78,7 +78,7 @@ def int8_measures(
 
     Args:
         names: see :func:`outputs_by_row`.
-        recorded: predictions in FP32 by split, for paired differences to them; None for an imported model.
+        recorded: predictions in FP32 by split, for paired differences to them, if there are any.
     """
 
     def predicted(one: ExportedArtifact, rows: Rows) -> Predicted:

@@ -162,16 +162,17 @@ class _FineTuned:
         return image_inputs(image_step(shape.size, shape.channels), files, list(pixels))
 
     def measures(self, run: _Run, exported: Sequence[ExportedArtifact], on_rows: OnRows | None) -> list[Measure]:
-        """Return the recorded measures of a run, and if ``on_rows`` is given, those of its files in INT8."""
-        task = self.task
-        measures = in_tier(run.opened.metrics.measures if run.opened.metrics else (), run.tier)
+        """Return the recorded measures of a run in FP32, and if ``on_rows`` is given, those of its files in INT8."""
+        task, in_fp32 = self.task, not run.opened.measured_in_int8
+        measures = in_tier(run.opened.metrics.measures if run.opened.metrics and in_fp32 else (), run.tier)
         if on_rows is None:
             return measures
         length = run.architecture.max_length
         every = task.prepare(self._data_dir, task.reader(run.path), max_length=length, limit=None).measured
         known = run.opened.metrics.splits if run.opened.metrics else ()
         splits = {split: rows for split, rows in every.items() if split in known}
-        recorded = {split: read_matching(run.path, split, rows.targets) for split, rows in splits.items()}
+        kept = splits if in_fp32 else {}
+        recorded = {split: read_matching(run.path, split, rows.targets) for split, rows in kept.items()}
         names = self.inputs.batch_names
         made = int8_measures(task, run.tier, exported, splits, names=names, on_rows=on_rows, recorded=recorded)
         return [*measures, *made]

@@ -190,7 +190,9 @@ def finetune(
         if isinstance(selected, ImportedTask):
             max_length = max_length or selected.description.max_length
             selected.original.to(device_of(device))
-            further = {"precision": precision, "on_rows": on_rows, "hidden": how.hidden > 0}
+            further = {"precision": precision, "on_rows": on_rows}
+            if model and how.hidden:
+                further["layers"] = selected.imitated_by(model)
         max_length = max_length or MAX_LENGTH
         data = prepare(selected, read_from, reader, max_length=max_length, limit=limit, **further)
     recipe = FinetuningRecipe(

@@ -136,8 +136,8 @@ def _report(out: Path, *, plots: bool, as_json: bool) -> None:
             raise UsageError(parameter.opts[0], given=given, expected="nothing beside --report", fix=fix)
     with loading_torch("reading records"):
         from export.papers.experiment import read_settings, report_experiment
-        from export.papers.frontier.records import RunSettings
+        from export.papers.frontier.records import ExperimentSettings
         from export.papers.frontier.run import Frontier
 
-        experiment = Frontier(read_settings(out, RunSettings))
+        experiment = Frontier(read_settings(out, ExperimentSettings))
     report_experiment(experiment, out, plots=plots, as_json=as_json)

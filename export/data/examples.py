@@ -57,16 +57,13 @@ class Splits(NamedTuple):
         )
 
 
-def split_holdout(train: Examples, seed: int = 0, share: float = HOLDOUT_SHARE) -> tuple[Examples, Examples]:
+def split_holdout(train: Examples) -> tuple[Examples, Examples]:
     """Return a training set and a hold-out for choices, so that dev is left for the final metrics.
 
     Examples with the same first text stay together. Labelled texts have stricter hold-outs, of
     :mod:`export.data.holdouts`; of runs of earlier versions, this one.
-
-    Args:
-        seed: of the split; all compared runs must share it.
     """
-    held = held_out([texts[0] for texts in train.texts], share, seed)
+    held = held_out([texts[0] for texts in train.texts], HOLDOUT_SHARE)
     return train.take(~held), train.take(held)
 
 

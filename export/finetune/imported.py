@@ -20,13 +20,13 @@ from export.data.tokens import Batch, Encoded, Rows, encode, load_tokenizer
 from export.data.unlabelled import ImageFiles, find_images, read_texts
 from export.finetune import IMPORTED
 from export.finetune.models import Architecture, OpenedModel, Source, open_model
-from export.finetune.objectives import Teacher, outputs_by_row
+from export.finetune.objectives import Teacher, corresponding_layers, outputs_by_row
 from export.finetune.predictions import Predicted, Predictions
 from export.finetune.task import Data, Reader
 from export.models.heads import NO_LABEL, Head, Outputs
 from export.models.transformer import TransformerConfig
 from export.training.recipe import Precision
-from export.training.runs import SplitVersion
+from export.training.runs import SplitVersion, read_config
 
 #: Most texts or images of the hold-out.
 MOST_HELD_OUT = 1000
@@ -90,6 +90,12 @@ class ImportedTask(msgspec.Struct, frozen=True):
         check_alike(f"--model {model}", open_model(model), self.description, "the teacher", fix)
         return model
 
+    def imitated_by(self, student: Path) -> list[int]:
+        """Return the layers whose hidden states a run imitates; a UsageError refuses one of another width."""
+        config = read_config(student)
+        shape = msgspec.convert(config.arguments["transformer"], TransformerConfig)
+        return corresponding_layers(shape, self.original.transformer.config, config.planned)[1]
+
     def reader(self, source: Source) -> Reader:
         assert not isinstance(source, TransformerConfig)
         if self.description.image is None:
@@ -104,7 +110,7 @@ class ImportedTask(msgspec.Struct, frozen=True):
         max_length: int,
         limit: int | None,
         items: Examples | None = None,
-        hidden: bool = False,
+        layers: Sequence[int] = (),
         precision: Precision = "fp32",
         on_rows: Callable[[int, int], None] = lambda done, rows: None,
     ) -> Data:
@@ -113,7 +119,7 @@ class ImportedTask(msgspec.Struct, frozen=True):
         Args:
             data_dir: a file of texts, as :func:`export.data.unlabelled.read_texts` reads it, or a directory of images.
             items: texts to use in place of those of the file.
-            hidden: whether hidden states will be imitated, too.
+            layers: of the original, whose hidden states will be imitated, too.
             precision: of the original's multiplications on the training set.
             on_rows: called with the number of rows that the original has answered, and of all of the training set.
 
@@ -124,7 +130,6 @@ class ImportedTask(msgspec.Struct, frozen=True):
         if max_length > longest:
             expected, fix = f"{longest} at most, the tokens that the imported model reads", "Leave it out."
             raise UsageError("--max-length", given=max_length, expected=expected, fix=fix)
-        layers = range(len(self.original.transformer.layers)) if hidden else ()
         data = Path(data_dir)
         train, holdout = split_holdout(items or self.items(data))
         rows = self._rows(limited(train, limit), data, reader, max_length)

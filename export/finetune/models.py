@@ -47,7 +47,7 @@ class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         embedding: of a model of embeddings, which has no labels; None for others.
         pair: whether an imported model reads two texts together.
         image: how an imported model reads images; None for others.
-        int8: names of the products that an earlier version trained for INT8; they are read as others are.
+        int8: names of the products that an earlier version trained for INT8; they are read in FP32, as all others are.
     """
 
     task: str
@@ -95,6 +95,11 @@ class OpenedModel(msgspec.Struct, frozen=True):
     head: Head | None = None
     metrics: RunMetrics | None = None
     config: RunConfig | None = None
+
+    @property
+    def measured_in_int8(self) -> bool:
+        """Whether an earlier version trained the run for INT8: its measures and predictions are not those in FP32."""
+        return self.config is not None and bool(self.config.arguments.get("int8"))
 
 
 def open_model(directory: str | Path) -> OpenedModel:

@@ -1,4 +1,4 @@
-"""Options of a fine-tuning; their defaults are those of :class:`.recipe.FinetuningRecipe`, but for some epochs."""
+"""Options of a fine-tuning; but for some epochs, :class:`export.finetune.recipe.FinetuningRecipe` has the defaults."""
 
 from __future__ import annotations
 

@@ -88,10 +88,10 @@ def reduce_directory(
     reduced = reduce_decoder(model, rows, heads, neurons, seed=seed, on_part=on_part)
     measures = (*token_measures("holdout", teacher_forced(model, holdout)), *before)
     metrics = RunMetrics(left_parameters(model), 0, 0, time.perf_counter() - begun, measures)
-    arguments: dict[str, Any] = {"name": directory.name, "method": "calibrated", "heads": heads, "neurons": neurons}
+    arguments: dict[str, Any] = {"name": directory.name, "heads": heads, "neurons": neurons}
     arguments["layers"] = [_recorded(report) for report in reduced.reports]
     made = provenance(
-        trainer=f"calibrated reduction to {heads:g} of the heads and {neurons:g} of the neurons of "
+        trainer=f"reduction to {heads:g} of the heads and {neurons:g} of the neurons of "
         f"{origin_of(identity_of(source))}",
         data=f"{corpus.described}; {len(rows)} for calibration",
         seed=seed,

@@ -88,7 +88,7 @@ def compare_int8(
         on_file: called with the method, the rows that are done, and all rows.
 
     Raises:
-        UsageError: the run is no classifier or regression, or there is no such method or split.
+        UsageError: the run is no classifier or regression, or of INT8, or there is no such method or split.
     """
     for method in methods:
         if method not in METHODS:

@@ -50,6 +50,9 @@ class ScoredRun(NamedTuple):
 def scored_run(run: Path, data_dir: Path, split: str, calibration_rows: int) -> ScoredRun:
     """Open a run; raise a UsageError if it cannot be scored, or has no such split."""
     model = open_model(run)
+    if model.measured_in_int8:
+        given, fix = Raw("a run that an earlier version trained for INT8"), "Give the run that it was made of."
+        raise UsageError(f"run {run}", given=given, expected="a run in FP32, to compare with", fix=fix)
     if isinstance(model.head, SentenceEmbedder):
         return _embedder(run, model, data_dir, split, calibration_rows)
     task = task_of(model, run)

@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 import tritonclient.http as triton
-from click.testing import CliRunner
 
 from edge.bundles.bundle import Bundle
 from edge.cli.info import info
@@ -30,9 +30,10 @@ from export.finetune.recipe import FinetuningRecipe
 from export.finetune.run import task_of
 from export.importing.run import import_run
 from export.models.heads import NO_LABEL, TokenClassifier
+from export.models.transformer import Transformer
 from export.training.runs import read_config
 from tests.support.imported_directories import change, with_tokenizer, write_classifier, write_embedder
-from tests.support.task_data import invoke, make_sentiment, make_transformer, write_rows
+from tests.support.task_data import finished, invoke, make_sentiment, make_transformer, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +162,7 @@ def test_tiers_share_their_space(place, taught, tmp_path):
     with pytest.raises(UsageError, match=message):
         invoke(export, place / "embedder", place / "student", *names)
     unknown = without_space(taught[0][0], tmp_path / "unknown")
-    done = CliRunner().invoke(export, [*map(str, (place / "embedder", unknown, *names))], catch_exceptions=False)
+    done = finished(export, place / "embedder", unknown, *names)
     assert "both-1: nothing says that the embeddings of other, other-int8 can be compared with those of" in done.stderr
     assert [tier.space for tier in Bundle.open(tmp_path / "both-1").manifest.tiers] == [ours, ours, None, None]
 
@@ -200,10 +201,23 @@ def test_the_original_answers_each_text_once_for_labels_and_imitation(place):
     answered = []
     found.head.register_forward_hook(lambda module, inputs, outputs: answered.append(len(inputs[0])))
     task, options = ImportedTask(found.architecture, found.head), {"max_length": 24, "limit": None}
-    data = task.prepare(place / "texts.txt", load_tokenizer(place / "embedder"), **options, hidden=True)
+    options["layers"] = task.imitated_by(place / "student")
+    data = task.prepare(place / "texts.txt", load_tokenizer(place / "embedder"), **options)
     objective = TaskObjective(student, data.train, FinetuningRecipe(), seed=0, evaluate=float, teacher=data.teacher)
     assert objective.loss(next(objective.batches(0, 0)), 0.0) > 0
     assert sum(answered) == len(data.train.targets) + len(data.holdout.targets)
+
+
+def test_layers_are_imitated_at_their_share_of_the_depth_and_those_of_another_width_refused(place, tmp_path):
+    found = open_model(place / "embedder")
+    shape = found.transformer.config
+    deep = msgspec.structs.replace(shape, layers=shape.layers * 4)
+    task = ImportedTask(found.architecture, found.architecture.create(Transformer(deep)))
+    assert task.imitated_by(place / "student") == [3]
+    narrow = (place / "student" / "config.json").read_text().replace('"dim": 32', '"dim": 24')
+    (tmp_path / "config.json").write_text(narrow)
+    with pytest.raises(UsageError, match=r"--hidden: got a width of 24, and 32 of the teacher, expected hidden states"):
+        task.imitated_by(tmp_path)
 
 
 def test_the_imitation_of_labels_of_tokens_is_a_mean_over_tokens():

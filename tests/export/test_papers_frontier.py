@@ -30,9 +30,9 @@ from export.papers.frontier.records import (
     STATIC,
     TEACHER,
     Answered,
+    ExperimentSettings,
     Family,
     Record,
-    RunSettings,
     Sources,
     Tier,
     Timed,
@@ -64,7 +64,7 @@ TIERS = {
     )
     for faster in (2, 3, 4)
 }
-FEW = RunSettings(frontier=FRONTIER, model="", tiers=TIERS, control="3x", transfer="", data={}, versions={})
+FEW = ExperimentSettings(frontier=FRONTIER, model="", tiers=TIERS, control="3x", transfer="", data={}, versions={})
 D32, D8, HALF, THIRD, CONTROL = (
     (DENSE, "fp32"),
     (DENSE, "int8"),
@@ -208,10 +208,7 @@ def test_a_report_leaves_out_families_that_are_not_timed(tmp_path):
     assert "RTE" not in found["text"]
 
 
-@pytest.mark.parametrize(
-    ("accuracies", "best"),
-    [((0.5, 0.75), TEACHER), ((0.5, 0.5), DENSE), ((0.75, 0.5), DENSE)],
-)
+@pytest.mark.parametrize(("accuracies", "best"), [((0.5, 0.75), TEACHER), ((0.5, 0.5), DENSE), ((0.75, 0.5), DENSE)])
 def test_the_dense_baseline_is_the_best_run_on_the_holdout(tmp_path, accuracies, best):
     for name, accuracy in zip(DENSE_RUNS, accuracies, strict=True):
         targets = (np.arange(4) >= 4 * accuracy).astype(int)  # the answer is always 0

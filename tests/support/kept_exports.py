@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+from itertools import chain
 
 import torch
 from torch.onnx._internal.exporter import _ir_passes
@@ -22,7 +23,9 @@ class KeptExports:
         self.export, self._traced = export, {}
 
     def __call__(self, module, inputs, *to_file, input_names=None, output_names=None, **options):
-        weights = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        # The initializer of a tensor that modules share may have the name of any of them.
+        named = module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
+        weights = dict(chain(*named))
         try:
             key = _structure_of(module, weights), repr(_shapes_of(inputs, options["dynamic_shapes"])), repr(options)
         except (pickle.PicklingError, AttributeError, TypeError, KeyError):

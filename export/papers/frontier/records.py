@@ -99,7 +99,7 @@ class Tier(msgspec.Struct, frozen=True):
     planned: Planned
 
 
-class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
+class ExperimentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """All that the records depend on, with SHA-256 of the dense encoder, the text and the files of each task.
 
     Attributes:
@@ -141,7 +141,7 @@ class Sources(NamedTuple):
 class Family(NamedTuple):
     """The runs of one task and seed, which are trained with the same data and teacher."""
 
-    settings: RunSettings
+    settings: ExperimentSettings
     task: str
     seed: int
 
@@ -177,7 +177,7 @@ def frozen(changes: Mapping[str, Any], tasks: Sequence[str] = ()) -> FrontierSet
 
 def settings_of(
     frontier: FrontierSettings, sources: Sources, control: str | None = None, device: Literal["cpu", "cuda"] = "cpu"
-) -> RunSettings:
+) -> ExperimentSettings:
     """Return the settings of an experiment; tiers and the data of all tasks are read and checked.
 
     Args:
@@ -201,7 +201,7 @@ def settings_of(
     if len(devices) > 1:
         fix = "Give runs of one family, or reduce again with the same --for."
         raise UsageError("--tier", given=Raw(f"plans for {' and '.join(devices)}"), expected="one device", fix=fix)
-    settings = RunSettings(
+    settings = ExperimentSettings(
         frontier=frontier,
         model=digest(sources.model, *_MODEL),
         tiers=tiers,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from export.papers.experiment import Experiment, Part, read_records
 from export.papers.frontier.figures import draw
-from export.papers.frontier.records import Family, Record, RunSettings, Sources, measured
+from export.papers.frontier.records import ExperimentSettings, Family, Record, Sources, measured
 from export.papers.frontier.summary import Summary
 from export.papers.frontier.tables import tables_of, text_of
 from export.report.table import Table
@@ -31,11 +31,11 @@ class Frontier(Experiment[Record]):
 
     title = "Speed against accuracy"
     record = Record
-    settings: RunSettings
+    settings: ExperimentSettings
 
     def __init__(
         self,
-        settings: RunSettings,
+        settings: ExperimentSettings,
         sources: Sources | None = None,
         out: Path = Path(),
         *,

@@ -15,7 +15,7 @@ import numpy as np
 from edge.datatypes import Array
 from export.finetune.predictions import METRICS
 from export.finetune.text_tasks import TASKS
-from export.papers.frontier.records import DENSE, FP32, Key, Measured, RunSettings
+from export.papers.frontier.records import DENSE, FP32, ExperimentSettings, Key, Measured
 from export.training.intervals import Difference, Sample, average
 
 #: The model that all others are compared with.
@@ -32,7 +32,7 @@ class Summary:
         judged: these, or all tasks if there are none.
     """
 
-    def __init__(self, families: Sequence[Measured], settings: RunSettings) -> None:
+    def __init__(self, families: Sequence[Measured], settings: ExperimentSettings) -> None:
         self.families, self.settings = families, settings
         groups: dict[str, list[Measured]] = {}
         for family in families:

@@ -114,14 +114,10 @@ class PromptTransformer(nn.Module):
         """Return Y_0, [N, T, D]."""
         return torch.zeros_like(prompt) if self.config.injection == "add" else prompt
 
-    def layers_input(self, state: Tensor, prompt: Tensor) -> Tensor:
-        """Return what the first layer reads, [N, T, D]: the state with the prompt and the positions."""
-        injected = state + prompt if self.config.injection == "add" else state
-        return injected + self.position.weight[: prompt.shape[1]]
-
     def step(self, state: Tensor, prompt: Tensor) -> Tensor:
         """Return Y_(t+1), [N, T, D], for Y_t and P."""
-        x = self.layers_input(state, prompt)
+        x = state + prompt if self.config.injection == "add" else state
+        x = x + self.position.weight[: prompt.shape[1]]
         for layer in self.layers:
             x = layer(x)
         normalised: Tensor = self.final_norm(x)

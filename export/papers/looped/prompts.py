@@ -16,8 +16,8 @@ from torch import Tensor
 
 from edge.datatypes import Array
 
-#: Seed of the prompts of evaluations, of those that choose the best epoch, and that a bundle is checked with. torch's
-#: generator on the CPU reads the low 32 bits of a seed; training steps set the highest.
+#: Seeds of the prompts that evaluate a model, choose its best epoch, and check a bundle. torch's generator on the CPU
+#: reads the low 32 bits of a seed; training steps set the highest.
 EVALUATION, VALIDATION, GOLDEN = 0, 1000, 1001
 #: Coordinates of a sparse linear function that are not zero.
 SPARSITY = 3

@@ -60,15 +60,7 @@ class PromptObjective:
 
     rates: Mapping[nn.Parameter, float] = {}
 
-    def __init__(
-        self,
-        model: PromptTransformer,
-        name: str,
-        stage: Stage,
-        *,
-        seed: int,
-        number: int = 0,
-    ) -> None:
+    def __init__(self, model: PromptTransformer, name: str, stage: Stage, *, seed: int, number: int = 0) -> None:
         self.model, self.steps_per_epoch = model, stage.steps_per_epoch
         self._name, self._stage, self._seed, self._number = name, stage, seed, number
         self._device = model_device(model)
@@ -171,7 +163,7 @@ def train_run(
     how = [f"{stage.name}: {stage.steps} steps, {stage.recipe}, {stage.curriculum}" for stage in plan.stages]
     record = provenance(trainer="; ".join(how), data=f"prompts of the function class {name}", seed=seed)
     arguments = {"function": name, "config": msgspec.to_builtins(plan.config)}
-    precision = plan.stages[-1].recipe.precision if plan.stages else None
+    precision = plan.stages[-1].recipe.precision
     config = RunConfig(MODEL, arguments, record, precision=precision, processor=processor())
     save(directory, model, config, metrics, log)
     for files in stages:
