@@ -98,6 +98,13 @@ def flood_of(target, door):
     flood(target.grpc_port, _FLOODS[door])
 
 
+@attack(transports=("grpcio",))  # on nghttp2, the eleventh ends the connection
+def flood_of_pings(target):
+    """Pings on one connection after another: a server with several threads may read each on a different one."""
+    for _ in range(6):
+        flood(target.grpc_port, raw(6, 0, 0, bytes(8)) * 2_000, 0.7)
+
+
 @attack(spares=("infer", "image"))  # whoever may call can fill the queue, against which there is --rate-limit
 def flood_of_calls(target):
     """5 MB of small calls on 4 connections, each in one write."""

@@ -131,6 +131,7 @@ ROWS = [
     Row("a slash too many", 404, "/v2/", None, "'/v2/'"),
     Row("GET of infer", 405, INFER, None, "expected POST"),
     Row("gzip", 501, INFER, b"\x1f\x8b", "Content-Encoding", {"Content-Encoding": "gzip"}),
+    Row("under another name", 403, "/v2", None, "--allow-host", {"Host": "evil.example"}),
     Row("from a page", 403, INFER, good(), "http://evil.example", {"Origin": "http://evil.example"}),
 ]
 

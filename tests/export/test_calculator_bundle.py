@@ -5,12 +5,13 @@ import math
 from collections import Counter
 
 import msgspec
+import numpy as np
 import onnx
 import pytest
 import torch
 
 from edge.bundles.bundle import Bundle
-from edge.bundles.expression import TOKENS
+from edge.bundles.expression import TOKENS, tokenize
 from edge.bundles.golden import check_runner
 from edge.bundles.manifest import PredictedLatency, Profile
 from edge.errors import UsageError
@@ -53,6 +54,16 @@ def test_the_bundle_passes_its_golden_check_and_describes_its_file(name, calcula
     assert (manifest.name, manifest.version, manifest.max_batch_size) == (name, 1, 256)
     assert ([tier.name for tier in manifest.tiers], set(manifest.files)) == (["x1"], {CARD, "model.onnx", "golden.npz"})
     assert manifest.preprocess.max_abs_operand == (1024 if name == "calculator-oracle" else 1e6)
+
+
+def test_the_golden_set_comes_from_torch_and_from_all_splits(calculator, splits):
+    golden = Bundle.open(calculator("calculator-gate")).golden
+    texts = [text.decode() for text in golden.raw["expression"][:, 0]]
+    assert golden.rows == len(texts) == 48
+    for name in ("val", "in_range", "out_of_range", "long"):
+        assert len({*texts} & {*splits[name].expressions}) >= 12
+    np.testing.assert_array_equal(golden.inputs["x"], tokenize(texts))
+    np.testing.assert_array_equal(golden.outputs["value"], untrained("calculator-gate").predict(golden.inputs["x"]))
 
 
 def test_measures_are_of_the_exported_graph(splits, tmp_path):

@@ -108,6 +108,7 @@ def test_refinement_makes_a_disturbed_machine_exact_with_simple_weights(splits):
     items = batch_of(splits["train"])
     items = type(items)(*(tensor[:80] for tensor in items))
     fit = StackFit(machine, items)
+    assert fit.free.all()
     fit.free = (
         fit.weights != StackFit(constructed(), items).weights
     )  # each weight that is free takes a tenth of a second

@@ -1,4 +1,5 @@
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from edge.bench.layer_latencies import PREDICTION
 from edge.errors import UsageError
 from export.data.images import Images, vit
 from export.data.tokens import Encoded
-from export.errors import CheckpointError
+from export.errors import CheckpointError, TrainingError
 from export.finetune.objectives import TaskObjective, Teacher, corresponding_layers, hidden_loss, outputs_of
 from export.finetune.predictions import (
     METRICS,
@@ -86,6 +87,13 @@ def test_a_state_of_another_run_is_rejected(train, holdout, tmp_path):
         tune(make_classifier(), train, holdout, state=state)
     with pytest.raises(CheckpointError, match="writable"):
         tune(make_classifier(), train, holdout, replace(RECIPE, epochs=1), state=state / "below")
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(train, holdout):
+    model = make_classifier()
+    torch.nn.init.constant_(model.classifier.weight, math.nan)
+    with pytest.raises(TrainingError, match=r"loss in step 1: got nan.*lower learning rate"):
+        tune(model, train, holdout)
 
 
 @pytest.mark.parametrize(("average", "kept"), [(None, 2), (0.5, 4)])

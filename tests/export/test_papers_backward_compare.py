@@ -18,11 +18,14 @@ from export.generate.finetune import trainable, unfrozen, with_lora
 from export.generate.formats import Example, Source, read_source
 from export.generate.model import Base, LastStates, identity_of, save_backbone
 from export.generate.tokenizer import train_characters
+from export.generate.train import read_corpus
 from export.papers.backward.methods import ADAPTER, FROZEN, HEAD, METHODS, read_task
 from export.papers.backward.mismatch import BEGINS, AdapterRecord, Mismatch, MismatchSettings, begin_of, moved_back
-from export.papers.backward.run import MethodRecord
-from export.papers.backward.training import LowRankAdapter, Temperature, load_head
+from export.papers.backward.run import ComparisonSettings, HeadComparison, MethodRecord
+from export.papers.backward.training import LowRankAdapter, Temperature, load_head, new_head, train_head
 from export.papers.experiment import read_records, read_settings
+from export.training.objective import Observer
+from export.training.provenance import processor
 from export.training.runs import read_config
 from tests.support.language_models import bpe, tiny_gpt2, tiny_of
 from tests.support.task_data import invoke
@@ -139,6 +142,29 @@ def test_the_command_trains_heads_that_know_their_model(base, backbone, data, to
         load_head(tmp_path / "head-seed0", other)
 
 
+def test_an_interrupted_head_ends_with_the_same_weights(base, data, tmp_path):
+    class Interrupted(Observer):
+        def on_epoch(self, epoch):
+            if epoch.number == 2:
+                raise KeyboardInterrupt
+
+    corpus = read_corpus([Source("mathematics", str(data / "train-easy"))], seed=0)
+
+    def train(name, **options):
+        head = new_head(base, 0, dims=4)
+        metrics = train_head(head, base, corpus, tmp_path / name, seed=0, steps=8, **options)
+        return metrics, head.state_dict()
+
+    expected, weights = train("whole")
+    assert expected.epochs > 3
+    with pytest.raises(KeyboardInterrupt):
+        train("resumed", observer=Interrupted())
+    found, resumed = train("resumed")
+    assert (found.scores, found.measures) == (expected.scores, expected.measures)
+    assert all(torch.equal(weights[name], resumed[name]) for name in weights)
+    assert not list(tmp_path.glob(".*"))
+
+
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_the_identity_of_a_model_follows_from_each_file_that_decides_its_states(backbone, tmp_path, file):
     copy = shutil.copytree(backbone, tmp_path / backbone.name)
@@ -201,6 +227,19 @@ def test_questions_of_the_test_split_are_not_trained_on(tokenizer, tmp_path):
     assert known == sorted(
         tokenizer.decode(tokenizer.encode(Example(f"{a} and 0?", "", str(a % 10))).ids) for a in range(30)
     )
+
+
+def test_an_epoch_of_each_method_has_each_example_once(base, data, tmp_path):
+    task = read_task(data / "sums", base.tokenizer, POSITIONS, 40)
+    values = {"data": {"sums": ""}, "limit": 40, "epochs": 1, "items": 2, "seeds": 1, "processor": processor()}
+    experiment = HeadComparison(ComparisonSettings(base=base.identity, **values), tmp_path, base, {"sums": task})
+    for method in METHODS.values():
+        if method.make:
+            objective = experiment.objective("sums", method, method.make(base, 0), 0)
+            batches = list(objective.batches(0, 0))
+            tokens = [batch.learnt[:, 1:].sum() if method.of_model else len(batch.targets) for batch in batches]
+            assert sum(tokens) == sum(row.learnt[1:].sum() for row in task.train)
+            assert len(batches) == objective.steps_per_epoch > 1 or not method.of_model
 
 
 @pytest.fixture(scope="module")

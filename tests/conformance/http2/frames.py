@@ -65,13 +65,6 @@ def _inside_a_field_block(make):
     return say
 
 
-def _reserved(frame):
-    """The frame with the reserved bit of its header set."""
-    data = bytearray(frame.serialize())
-    data[5] |= 0x80
-    return bytes(data)
-
-
 _MAX_WINDOW = 2**31 - 1
 
 
