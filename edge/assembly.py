@@ -142,8 +142,10 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
     if settings.http_port is not None or settings.http_socket:
         from edge.http.server import HttpServer
         from edge.rest.paths import RestApi
+        from edge.serving.text_models import TextModels
 
-        api = RestApi(inference, streams, metadata, changes, access, settings.max_message_bytes, hosts, traces)
+        models, most_bytes = TextModels(repository), settings.max_message_bytes
+        api = RestApi(inference, streams, metadata, models, changes, access, most_bytes, hosts, traces)
         rest = HttpServer("http", api.application, quota, _MAX_HTTP_CONNECTIONS, certificates)
     if settings.metrics_port is not None:
         from edge.http.server import HttpServer

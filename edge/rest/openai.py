@@ -16,8 +16,8 @@ from edge.rest.endpoint import Endpoints, failed, unless_gone
 from edge.rest.json_messages import INLINE_JSON_BYTES, parse
 from edge.serving.call import InferResponse
 from edge.serving.inference import InferenceService
-from edge.serving.metadata import Metadata, TextModel
 from edge.serving.streams import Streams
+from edge.serving.text_models import DOES, TextGenerator, TextModel, TextModels
 
 #: Sends an event with a JSON document, and waits while the client cannot take more.
 SendEvent = Callable[[object], Awaitable[None]]
@@ -67,8 +67,8 @@ class EventStream(Response):
 class OpenAiApi:
     """Answers requests of OpenAI's clients with the models that generate text."""
 
-    def __init__(self, service: InferenceService, streams: Streams, metadata: Metadata, endpoints: Endpoints) -> None:
-        self._service, self._streams, self._metadata, self._endpoints = service, streams, metadata, endpoints
+    def __init__(self, service: InferenceService, streams: Streams, models: TextModels, endpoints: Endpoints) -> None:
+        self._service, self._streams, self._models, self._endpoints = service, streams, models, endpoints
 
     async def complete(self, request: Request) -> object:
         """Answer a request for completions, at once or as events."""
@@ -78,7 +78,7 @@ class OpenAiApi:
             completion = await unless_gone(request, reading)
         else:
             completion = completion_of(parse(body))
-        answers = Choices(completion, self._metadata.text_model(completion.model))
+        answers = Choices(completion, self._models.find(completion.model, TextGenerator))
         if completion.stream:
             return EventStream(request, lambda send: self._stream(answers, completion.include_usage, send))
         choices: list[dict[str, Any]] = []
@@ -93,10 +93,12 @@ class OpenAiApi:
         return Response(content, media_type="application/json")
 
     def models(self, request: Request) -> object:
-        return {"object": "list", "data": [_described(model) for model in self._metadata.text_models()]}
+        """Return the models that read texts, and what each does."""
+        return {"object": "list", "data": [_described(model) for model in self._models]}
 
     def model(self, request: Request) -> object:
-        return _described(self._metadata.text_model(request.path_params["model"]))
+        """Return one of :meth:`models`."""
+        return _described(self._models.get(request.path_params["model"]))
 
     async def _stream(self, answers: Choices, include_usage: bool, send: SendEvent) -> None:
         more = {"usage": None} if include_usage else {}
@@ -113,4 +115,5 @@ class OpenAiApi:
 
 def _described(text_model: TextModel) -> dict[str, Any]:
     model = text_model.model
-    return {"id": model.name, "object": "model", "created": model.loaded_at, "owned_by": "fewheads"}
+    about = {"id": model.name, "object": "model", "created": model.loaded_at, "owned_by": "fewheads"}
+    return {**about, "capabilities": [DOES[type(text_model)]]}

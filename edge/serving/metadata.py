@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
 from edge import __version__
-from edge.bundles.programs import GenerateProgram
-from edge.bundles.steps import TokenizerPreprocess
-from edge.errors import InvalidRequest, NotFound, Raw, RequestError
+from edge.errors import InvalidRequest, RequestError
 from edge.health.health import Health
 from edge.pb import inference_pb2 as pb
-from edge.programs.generate import Generate
 from edge.protocol import PREPROCESS, SPACE
 from edge.repository.entry import Entry
-from edge.repository.model import Model
 from edge.repository.repository import Repository
 from edge.scheduling.job import DEFAULT_PRIORITY, PRIORITY_LEVELS
 from edge.scheduling.scheduler import Scheduler
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-
-class TextModel(NamedTuple):
-    """A model that generates text, and the names of its inputs and outputs."""
-
-    model: Model
-    prompt: str
-    ids: str  # those of the prompt's tokens, and their mask
-    mask: str
-    text: str
-    generated: str  # the number of its tokens
-    tokenizer: Tokenizer
-
 
 #: The protocol extensions that every server has.
 EXTENSIONS = (
@@ -133,20 +111,6 @@ class Metadata:
             entries = [entry] if request.version else [entry for entry in entries if entry.name == request.name]
         return pb.ModelStatisticsResponse(model_stats=[_statistics(entry) for entry in entries if entry.version])
 
-    def text_model(self, name: str) -> TextModel:
-        """Return a model that generates text; raise a NotFound if it generates none."""
-        _, model = self._repository.ready(name, "")
-        if text_model := _text_model(model):
-            return text_model
-        known = ", ".join(text_model.model.name for text_model in self.text_models()) or "none at all"
-        given, fix = Raw("a model that generates no text"), "GET /v1/models lists those that do."
-        raise NotFound(f"model {name!r}", given=given, expected=f"one of: {known}", fix=fix)
-
-    def text_models(self) -> list[TextModel]:
-        """Return the models that generate text and are ready, each in its highest version."""
-        models = {entry.name: entry.model for entry in self._repository if entry.model}
-        return [text_model for model in models.values() if (text_model := _text_model(model))]
-
     def repository_index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
         """Return the state of every bundle, or only of the ready ones, with the reason if it is not ready."""
         response = pb.RepositoryIndexResponse()
@@ -155,15 +119,6 @@ class Metadata:
             if state == "READY" or not request.ready:
                 response.models.add(name=entry.name, version=entry.version, state=state, reason=reason)
         return response
-
-
-def _text_model(model: Model) -> TextModel | None:
-    program, step = model.manifest.program, model.manifest.preprocess
-    if not isinstance(program, GenerateProgram) or not isinstance(step, TokenizerPreprocess):
-        return None
-    assert isinstance(model.program, Generate)
-    tokenizer = model.program.tokenizer
-    return TextModel(model, step.input, step.ids, step.mask, program.text, program.generated, tokenizer)
 
 
 def _data_type(datatype: str) -> pb.DataType:
