@@ -73,7 +73,7 @@ def test_completions(writer):
     page = (ROOT / "edge" / "README.md").read_text()
     for ours, theirs in (("127.0.0.1:8000", f"127.0.0.1:{writer.http_port}"), ("writer", NAME), ("Once upon", PROMPT)):
         page = page.replace(ours, theirs)
-    (command,) = re.findall(r"^curl [^' ]+/v1/[^']+'[^']+'$", page, re.MULTILINE)
+    (command,) = re.findall(r"^curl [^' ]+/v1/completions[^']+'[^']+'$", page, re.MULTILINE)
     done = run("sh", "-c", f"{command} --silent --fail-with-body")
     assert json.loads(done.stdout)["choices"][0]["text"] == continued(PROMPT, 40)
     pytest.importorskip("openai", reason="the second example asks with OpenAI's client")

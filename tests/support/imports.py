@@ -27,7 +27,7 @@ EXPORT_ORDER = (
     *("report", "generate", "papers", "cli"),
 )
 #: What every room may use of report/, and what uses nothing of rooms but training/.
-EXPORT_LEAVES = {"export.report.drawing", "export.report.table"}
+EXPORT_LEAVES = {"export.report.card", "export.report.drawing", "export.report.table"}
 
 
 class Import(NamedTuple):
