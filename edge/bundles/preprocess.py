@@ -89,6 +89,14 @@ class ExpressionPreprocessor(_TextPreprocessor):
         return dict(zip(self.graph_inputs, self._tokenize(decoded, self._max_abs_operand), strict=True))
 
 
+class Tokens(NamedTuple):
+    """The tokens of one text or pair, special ones included."""
+
+    ids: Array  # [tokens]
+    segments: Array  # [tokens]
+    offsets: Array  # [tokens, 2], and [0, 2] where the manifest asks for none
+
+
 class TokenizerPreprocessor(_TextPreprocessor):
     """Text, or pairs of texts (BYTES, [-1, 1]), to token ids, mask, segments and offsets (INT64, [-1, tokens, …]).
 
@@ -110,10 +118,14 @@ class TokenizerPreprocessor(_TextPreprocessor):
             self._tokenizer.enable_truncation(config.max_length, strategy="longest_first")
 
     def __call__(self, *texts: Array, go_on: GoOn = always) -> dict[str, Array]:
+        return self.padded(self.tokens(*texts, go_on=go_on))
+
+    def tokens(self, *texts: Array, go_on: GoOn = always) -> list[Tokens]:
+        """Return the tokens of each row, as a call does, but without padding, of which long texts make a lot."""
         columns = [self._decoded(spec.name, column.ravel()) for spec, column in zip(self.inputs, texts, strict=True)]
         # Only the batch call lets Python's other threads run meanwhile; of one row, it needs one core.
         slow = self.slow(sum(map(len, chain(*columns))))
-        rows: list[tuple[list[int], list[int], list[tuple[int, int]]]] = []
+        rows = []
         for first, *second in zip(*columns, strict=True):
             go_on()
             if slow:
@@ -123,12 +135,11 @@ class TokenizerPreprocessor(_TextPreprocessor):
             if not self._cut:
                 self._check_length(len(encoding.ids))
             # Only these, because an encoding also holds what was cut off.
-            rows.append((encoding.ids, encoding.type_ids, encoding.offsets if self.config.offsets else []))
-        tokens, types, spans = zip(*rows, strict=True)
-        return self._tensors(tokens, types, spans)
+            rows.append(_tokens(encoding.ids, encoding.type_ids, encoding.offsets if self.config.offsets else []))
+        return rows
 
-    def tokens(self, rows: Sequence[Sequence[int]], subject: str) -> dict[str, Array]:
-        """Return the outputs for texts that are ids already, special ones included; raise an InvalidRequest for others.
+    def given(self, rows: Sequence[Sequence[int]], subject: str) -> list[Tokens]:
+        """Return texts that are ids already, special ones included; raise an InvalidRequest for wrong ids.
 
         ``subject`` names the ids in errors.
         """
@@ -140,25 +151,24 @@ class TokenizerPreprocessor(_TextPreprocessor):
             if wrong := next((token for token in row if not 0 <= token < size), None):
                 fix = "Use the model's own tokenizer, or send text."
                 raise InvalidRequest(f"an id of {subject}", given=wrong, expected=f"0 to {size - 1}", fix=fix)
-        return self._tensors(rows, [[0] * len(row) for row in rows], [[]] * len(rows))
+        return [_tokens(row, [0] * len(row), []) for row in rows]
 
-    def _tensors(
-        self, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]], spans: Sequence[Sequence[tuple[int, int]]]
-    ) -> dict[str, Array]:
+    def padded(self, rows: Sequence[Tokens]) -> dict[str, Array]:
+        """Return the outputs for rows of tokens, each as long as the longest of them."""
         config = self.config
-        ids = np.full((len(rows), max(map(len, rows))), config.pad_id, np.int64)
+        ids = np.full((len(rows), max(len(row.ids) for row in rows)), config.pad_id, np.int64)
         mask, segments = np.zeros_like(ids), np.zeros_like(ids)
-        for row, (tokens, of_row) in enumerate(zip(rows, types, strict=True)):
-            ids[row, : len(tokens)] = tokens
-            mask[row, : len(tokens)] = 1
-            segments[row, : len(tokens)] = of_row
+        for number, row in enumerate(rows):
+            ids[number, : len(row.ids)] = row.ids
+            mask[number, : len(row.ids)] = 1
+            segments[number, : len(row.ids)] = row.segments
         computed: dict[str, Array] = {config.ids: ids, config.mask: mask}
         if config.segments:
             computed[config.segments] = segments
         if config.offsets:
             computed[config.offsets] = offsets = np.zeros((*ids.shape, 2), np.int64)
-            for row, of_text in enumerate(spans):
-                offsets[row, : len(of_text)] = of_text
+            for number, row in enumerate(rows):
+                offsets[number, : len(row.offsets)] = row.offsets
         return computed
 
     def _check_length(self, tokens: int) -> None:
@@ -179,6 +189,11 @@ class TokenizerPreprocessor(_TextPreprocessor):
         encoded = column.tolist()
         self.check_bytes(name, max(map(len, encoded)))
         return text.decode_all(encoded, f"input {name!r}")
+
+
+def _tokens(ids: Sequence[int], segments: Sequence[int], offsets: Sequence[tuple[int, int]]) -> Tokens:
+    # A list of Python's numbers takes four times as much memory as an array of 64 bits.
+    return Tokens(np.array(ids, np.int64), np.array(segments, np.int64), np.array(offsets, np.int64).reshape(-1, 2))
 
 
 #: The type of a manifest's ``preprocess`` to the function that returns its implementation for a bundle.

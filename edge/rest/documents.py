@@ -72,6 +72,7 @@ class Ranking(NamedTuple):
 
     Attributes:
         model: empty for the only one.
+        field: that has the texts.
         most: so many of the best are returned; None for all.
         raw: scores are the model's, not their sigmoids.
         with_texts: whether the texts are returned, too.
@@ -80,6 +81,7 @@ class Ranking(NamedTuple):
     """
 
     model: str
+    field: str
     query: str
     texts: list[str]
     most: int | None
@@ -132,7 +134,7 @@ def rerank(document: Mapping[str, Any]) -> Ranking:
     raw, with_texts = (field(given, name, bool, default=False) for name in ("raw_scores", "return_text"))
     texts = [checked(text, str, "a text of texts of body") for text in _list(given, "texts")]
     query = field(given, "query", str)
-    return Ranking(_model(given), query, texts, None, raw, with_texts, False, _parameters(given))
+    return Ranking(_model(given), "texts", query, texts, None, raw, with_texts, False, _parameters(given))
 
 
 def cohere_rerank(document: Mapping[str, Any]) -> Ranking:
@@ -146,7 +148,8 @@ def cohere_rerank(document: Mapping[str, Any]) -> Ranking:
     if most is not None and most < 1:
         raise InvalidRequest("top_n of body", given=most, expected="1 or more", fix="Leave it out for all.")
     with_texts, query = field(given, "return_documents", bool, default=False), field(given, "query", str)
-    return Ranking(_model(given, required=True), query, texts, most, False, with_texts, True, _parameters(given))
+    name, parameters = _model(given, required=True), _parameters(given)
+    return Ranking(name, "documents", query, texts, most, False, with_texts, True, parameters)
 
 
 def _given(document: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from edge.bundles.preprocess import Tokens
 from edge.datatypes import Array
 from edge.errors import InvalidRequest, Raw
 from edge.rest import documents
@@ -63,10 +64,9 @@ class TextApi:
         if len(asked.texts) > most:
             given, expected = Raw(f"{len(asked.texts)} texts"), f"at most {most} for {dimensions} numbers each"
             raise InvalidRequest(f"{asked.field} of body", given=given, expected=expected, fix=SEVERAL)
-        inputs = await self._prepared(request, size, partial(_inputs_of, model, asked))
-        values = await unless_gone(request, self._values(model, model.output, inputs, asked.parameters))
-        tokens = int(inputs[model.step.config.mask].sum())
-        return await self._written(numbers, partial(asked.body, values, tokens, model.model.name))
+        rows = await self._prepared(request, size, partial(_texts_of, model, asked))
+        values = await unless_gone(request, self._values(model, rows, asked.parameters))
+        return await self._written(numbers, partial(asked.body, values, _total(rows), model.model.name))
 
     async def _rank(self, request: Request, read: Callable[[Mapping[str, Any]], Ranking]) -> Response:
         asked, size = await self._read(request, read)
@@ -74,11 +74,10 @@ class TextApi:
         size += len(asked.query.encode()) * len(asked.texts)
         if size > MAX_JSON_BYTES:  # the query is read once for each text
             given, expected = Raw(f"{size} bytes with the query beside each text"), f"at most {MAX_JSON_BYTES}"
-            raise InvalidRequest("texts of body", given=given, expected=expected, fix=SEVERAL)
-        inputs = await self._prepared(request, size, partial(_pairs_of, model, asked))
-        values = await unless_gone(request, self._values(model, model.output, inputs, asked.parameters))
-        tokens = int(inputs[model.step.config.mask].sum())
-        return await self._written(size, partial(asked.body, values[:, 0], tokens, model.model.name))
+            raise InvalidRequest(f"{asked.field} of body", given=given, expected=expected, fix=SEVERAL)
+        rows = await self._prepared(request, size, partial(_pairs_of, model, asked))
+        values = await unless_gone(request, self._values(model, rows, asked.parameters))
+        return await self._written(size, partial(asked.body, values[:, 0], _total(rows), model.model.name))
 
     async def _read(self, request: Request, read: Callable[[Mapping[str, Any]], T]) -> tuple[T, int]:
         body = await self._endpoints.body(request)
@@ -88,8 +87,8 @@ class TextApi:
         return await unless_gone(request, reading), len(body)
 
     async def _prepared(
-        self, request: Request, size_bytes: int, prepare: Callable[[Callable[[], None]], dict[str, Array]]
-    ) -> dict[str, Array]:
+        self, request: Request, size_bytes: int, prepare: Callable[[Callable[[], None]], list[Tokens]]
+    ) -> list[Tokens]:
         """Return the tokens of all texts, which are made on a thread that stops when the client has gone."""
         gone = threading.Event()
 
@@ -102,23 +101,20 @@ class TextApi:
         finally:
             gone.set()
 
-    async def _values(
-        self, model: Embedder | Reranker, output: str, inputs: Mapping[str, Array], parameters: dict[str, Any]
-    ) -> Array:
-        """Return an output for all rows, computed in runs of rows of similar length."""
-        lengths = inputs[model.step.config.mask].sum(axis=1)
+    async def _values(self, model: Embedder | Reranker, rows: list[Tokens], parameters: dict[str, Any]) -> Array:
+        """Return the output for all rows, computed in runs of rows of similar length.
+
+        Rows are padded for their run alone: one long text would make those of a whole request as long.
+        """
+        output, lengths = model.output, np.array([len(row.ids) for row in rows])
         order = np.argsort(lengths, kind="stable")
         runs = list(_runs(lengths[order], model.model.manifest.max_batch_size))
         values: dict[int, Array] = {}
 
         def requests() -> Iterator[UncheckedRequest]:
-            for number, rows in enumerate(runs):
-                chosen, longest = order[rows], lengths[order[rows]].max()
-                tensors = [
-                    InputTensor(name, "INT64", tuple(part.shape), {}, part)
-                    for name, array in inputs.items()
-                    for part in (array[chosen, :longest],)
-                ]
+            for number, run in enumerate(runs):
+                inputs = model.step.padded([rows[row] for row in order[run]])
+                tensors = [InputTensor(name, "INT64", tuple(part.shape), {}, part) for name, part in inputs.items()]
                 given = parameters_of(parameters, "the request")
                 outputs = [RequestedOutput(output, {})]
                 yield UncheckedRequest(model.model.name, model.model.version, str(number), given, tensors, outputs)
@@ -135,14 +131,18 @@ class TextApi:
         return Response(content, media_type="application/json")
 
 
-def _inputs_of(model: Embedder, asked: Embeddings, go_on: Callable[[], None]) -> dict[str, Array]:
+def _texts_of(model: Embedder, asked: Embeddings, go_on: Callable[[], None]) -> list[Tokens]:
     if isinstance(asked.texts[0], str):
-        return model.step(_column(asked.texts), go_on=go_on)
-    return model.step.tokens(asked.texts, f"{asked.field} of body")
+        return model.step.tokens(_column(asked.texts), go_on=go_on)
+    return model.step.given(asked.texts, f"{asked.field} of body")
 
 
-def _pairs_of(model: Reranker, asked: Ranking, go_on: Callable[[], None]) -> dict[str, Array]:
-    return model.step(_column([asked.query] * len(asked.texts)), _column(asked.texts), go_on=go_on)
+def _pairs_of(model: Reranker, asked: Ranking, go_on: Callable[[], None]) -> list[Tokens]:
+    return model.step.tokens(_column([asked.query] * len(asked.texts)), _column(asked.texts), go_on=go_on)
+
+
+def _total(rows: list[Tokens]) -> int:
+    return sum(len(row.ids) for row in rows)
 
 
 def _column(texts: list[Any]) -> Array:

@@ -2,9 +2,11 @@
 
 import base64
 import json
+import re
 import sys
 import threading
 import time
+from pathlib import Path
 
 import cohere
 import httpx
@@ -173,7 +175,7 @@ REFUSED = [
     (
         "/v1/rerank",
         RANK | {"query": "g" * 5000, "documents": ["a"] * 1000},
-        "texts",
+        "documents",
         "bytes with the query beside",
     ),
 ]
@@ -203,6 +205,24 @@ def test_refused_bodies(url):
     ):
         heard = ask(url, path, body)
         assert (heard.status, message in heard.error) == (status, True), heard.body
+
+
+def test_one_long_text_does_not_lengthen_the_others(tmp_path):
+    """Its padding, for as many texts as are allowed, would take 256 MB."""
+    longest = 8192
+    write_embedder_bundle(tmp_path / "embedder-1", max_length=longest)
+    with running_server([tmp_path / "embedder-1"], cache=tmp_path / "cache", arguments=["--http-port=0"]) as ready:
+        url = f"127.0.0.1:{ready.http_port}"
+        assert ask(url, "/embed", {"inputs": [[2] * longest]}).json == [[0, 2 * longest, 0]]
+        before = most_memory_bytes(ready.process_id)
+        answer = ask(url, "/embed", {"inputs": [[2] * longest, *[[5]] * 2047]}, timeout=60)
+        assert answer.json == [[0, 2 * longest, 0], *[[3, -1, 0.5]] * 2047]
+        assert most_memory_bytes(ready.process_id) - before < 64 * 1024**2
+
+
+def most_memory_bytes(process_id):
+    status = Path(f"/proc/{process_id}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
 
 
 def test_many_texts_leave_room_for_others(ready, url):

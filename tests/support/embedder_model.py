@@ -24,8 +24,8 @@ def embeddings(texts):
     return np.stack([VECTORS[ids(text)].sum(axis=0) for text in texts]).astype(np.float32)
 
 
-def write_embedder_bundle(directory):
-    shape = Profile(min=(1, 1), opt=(1, 8), max=(MAX_BATCH_SIZE, MAX_LENGTH))
+def write_embedder_bundle(directory, max_length=MAX_LENGTH):
+    shape = Profile(min=(1, 1), opt=(1, 8), max=(MAX_BATCH_SIZE, max_length))
     manifest = manifest_of(
         NAME,
         tuple(TensorSpec(name, "INT64", (-1, -1)) for name in ("input_ids", "attention_mask")),
@@ -33,7 +33,7 @@ def write_embedder_bundle(directory):
         {"input_ids": shape, "attention_mask": shape},
         description="Adds the vectors of words.",
         max_batch_size=MAX_BATCH_SIZE,
-        preprocess=tokenizer_step(MAX_LENGTH),
+        preprocess=tokenizer_step(max_length),
     )
     inputs = dict(zip(("input_ids", "attention_mask"), padded([ids(text) for text in TEXTS]), strict=True))
     raw = {"text": np.array([[text.encode()] for text in TEXTS])}
