@@ -79,6 +79,7 @@ class OpenAiApi:
         else:
             completion = completion_of(parse(body))
         answers = Choices(completion, self._models.find(completion.model, TextGenerator))
+        self._service.admit()
         if completion.stream:
             return EventStream(request, lambda send: self._stream(answers, completion.include_usage, send))
         choices: list[dict[str, Any]] = []

@@ -64,6 +64,7 @@ class TextApi:
         if len(asked.texts) > most:
             given, expected = Raw(f"{len(asked.texts)} texts"), f"at most {most} for {dimensions} numbers each"
             raise InvalidRequest(f"{asked.field} of body", given=given, expected=expected, fix=SEVERAL)
+        self._service.admit()  # before the work
         rows = await self._prepared(request, size, partial(_texts_of, model, asked))
         values = await unless_gone(request, self._values(model, rows, asked.parameters))
         return await self._written(numbers, partial(asked.body, values, _total(rows), model.model.name))
@@ -75,6 +76,7 @@ class TextApi:
         if size > MAX_JSON_BYTES:  # the query is read once for each text
             given, expected = Raw(f"{size} bytes with the query beside each text"), f"at most {MAX_JSON_BYTES}"
             raise InvalidRequest(f"{asked.field} of body", given=given, expected=expected, fix=SEVERAL)
+        self._service.admit()
         rows = await self._prepared(request, size, partial(_pairs_of, model, asked))
         values = await unless_gone(request, self._values(model, rows, asked.parameters))
         return await self._written(size, partial(asked.body, values[:, 0], _total(rows), model.model.name))

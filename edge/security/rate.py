@@ -62,8 +62,11 @@ class RateLimit:
         # None is the shared bucket.
         self._full_at: dict[str | None, float] = {}
 
-    def take(self, caller: str) -> None:
-        """Count one request of a client, or raise Overloaded with the time until there is room."""
+    def take(self, caller: str, *, refuse: bool = True) -> None:
+        """Count one request of a client, or raise Overloaded with the time until there is room.
+
+        Without ``refuse``, one for which there is no room counts, too, and the next ones have to wait for it.
+        """
         now = self._clock() * self._rate.per_second
         key: str | None = caller
         if caller not in self._full_at and len(self._full_at) >= self._max_buckets:
@@ -74,8 +77,9 @@ class RateLimit:
                 key = None  # a new bucket would be full, so that changing addresses would evade the limit
         full_at = max(self._full_at.pop(key, now), now)
         excess = full_at - now + 1 - self._rate.burst  # in this order the first request of a client is exactly 0
-        self._full_at[key] = full_at if excess > 0 else full_at + 1
-        if excess <= 0:
+        taken = excess <= 0 or not refuse
+        self._full_at[key] = full_at + taken
+        if taken:
             return
         self.refused += 1
         wait_ms = math.ceil(excess / self._rate.per_second * 1000)

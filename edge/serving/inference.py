@@ -86,6 +86,11 @@ class InferenceService:
         ABOUT.set(about)  # of the task, in which the transport logs
         return await outcome_of(lambda reply: self.start(request, deadline, reply, encoder), self.cancel)
 
+    def admit(self, *, refuse: bool = True) -> None:
+        """Count a request of the current caller in its rate, as :meth:`RateLimit.take`."""
+        if self._limit:
+            self._limit.take(CALLER.get(), refuse=refuse)
+
     def start(
         self,
         request: pb.ModelInferRequest | UncheckedRequest,
@@ -93,6 +98,8 @@ class InferenceService:
         reply: Callable[[Any], None],
         encoder: Encoder = MESSAGE,
         on_partial: Callable[[], None] | None = None,
+        *,
+        admitted: bool = False,
     ) -> Call | None:
         """Check, preprocess and queue a request; return the argument for :meth:`cancel`, None after the reply.
 
@@ -100,12 +107,13 @@ class InferenceService:
             request: the client's; this removes parts of a message.
             deadline: the client's deadline, in ``time.monotonic()`` seconds; None without one.
             reply, on_partial: of an :class:`Arrival`; both may be called before this returns.
+            admitted: whether :meth:`admit` has counted it already.
         """
         request_id, call, carrier = request.id, None, CARRIER.get() if self.traces else None
         arrival = Arrival(request_id, reply, encoder, on_partial, time.perf_counter_ns(), carrier)
         try:
-            if self._limit:
-                self._limit.take(CALLER.get())
+            if not admitted:
+                self.admit()
             if len(request_id) + len(request.model_name) + len(request.model_version) > MOST_NAME_CHARS:
                 request_id = ""  # which would be quoted in logs
                 check_names(request)

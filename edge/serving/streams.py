@@ -102,6 +102,8 @@ class Streams:
     ) -> None:
         """Answer requests that belong together, as the answers come; so many at a time. Cancelling this cancels all.
 
+        The caller has admitted the first one. The others count in its rate, and are not refused for it: the client sent
+        one request, and can't know how many it becomes.
         The first error is raised, and cancels the other requests. A shutdown does not stop this.
         """
         outbox = _Outbox(Encoder(), in_flight)
@@ -163,10 +165,12 @@ class Streams:
 
     async def _begin_all(self, requests: Iterable[UncheckedRequest], outbox: _Outbox) -> None:
         try:
-            for request in requests:
+            for number, request in enumerate(requests):
                 await outbox.room.acquire()
+                if number:
+                    self._service.admit(refuse=False)
                 streamed = _StreamedRequest(at_once=True)
-                self._begin(request, None, streamed, outbox, partial(outbox.answered, streamed))
+                self._begin(request, None, streamed, outbox, partial(outbox.answered, streamed), admitted=True)
                 await asyncio.sleep(0)  # so that one which is refused at once ends this
         finally:
             outbox.ready.put_nowait(None)
@@ -178,11 +182,13 @@ class Streams:
         streamed: _StreamedRequest,
         outbox: _Outbox,
         reply: Callable[[Any], None],
+        *,
+        admitted: bool = False,
     ) -> None:
         outbox.add(streamed)
         self.in_flight += 1
         on_partial = partial(outbox.ready.put_nowait, streamed)
-        streamed.call = self._service.start(request, deadline, reply, outbox.encoder, on_partial)
+        streamed.call = self._service.start(request, deadline, reply, outbox.encoder, on_partial, admitted=admitted)
 
 
 def _answer_with_message(outbox: _Outbox, streamed: _StreamedRequest, names: list[str], outcome: Any) -> None:

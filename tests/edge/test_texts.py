@@ -207,6 +207,16 @@ def test_refused_bodies(url):
         assert (heard.status, message in heard.error) == (status, True), heard.body
 
 
+def test_many_texts_are_one_request_that_counts_for_all_of_its_runs(tmp_path):
+    write_embedder_bundle(tmp_path / "embedder-1")
+    arguments = ["--http-port=0", "--rate-limit=0.01:2"]
+    with running_server([tmp_path / "embedder-1"], cache=tmp_path / "cache", arguments=arguments) as ready:
+        url = f"127.0.0.1:{ready.http_port}"
+        assert ask(url, "/embed", {"inputs": ["good"] * (2 * MAX_BATCH_SIZE + 1)}).json == [[0, 2, 0]] * 17
+        refused = ask(url, "/embed", {"inputs": "good"})
+        assert (refused.status, 100 < int(refused.headers["retry-after"]) <= 200) == (429, True)
+
+
 def test_one_long_text_does_not_lengthen_the_others(tmp_path):
     """Its padding, for as many texts as are allowed, would take 256 MB."""
     longest = 8192
