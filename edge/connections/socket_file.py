@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -21,6 +23,8 @@ _UMASK: Final = 0o117
 _MAX_PATH_BYTES: Final = 107
 #: What connecting to a file ends with that its server has left behind, or removed a moment ago.
 _STALE: Final = (errno.ECONNREFUSED, errno.ENOENT)
+#: The limit for waiting for another server; it makes its socket within milliseconds.
+_TURN_SECONDS: Final = 1.0
 
 
 class SocketFile:
@@ -40,6 +44,20 @@ class SocketFile:
         A UsageError says that another server listens there, the file is no socket, or none can be made. Call it while
         no other thread creates files: for its duration, the process creates them for owner and group alone.
         """
+        with _turn(self._path.parent):
+            return self._make(bind)
+
+    def remove(self) -> None:
+        """Remove the file, unless another server has replaced it. A second call has no effect."""
+        if self._made is None:
+            return
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(self._made), self._path.lstat()):
+                self._path.unlink()
+        os.close(self._made)
+        self._made = None
+
+    def _make(self, bind: Callable[[Path], T]) -> T:
         mask = os.umask(_UMASK)
         try:
             self._make_room()
@@ -51,16 +69,6 @@ class SocketFile:
         finally:
             os.umask(mask)
         return made
-
-    def remove(self) -> None:
-        """Remove the file, unless another server has replaced it. A second call has no effect."""
-        if self._made is None:
-            return
-        with suppress(OSError):
-            if os.path.samestat(os.fstat(self._made), self._path.lstat()):
-                self._path.unlink()
-        os.close(self._made)
-        self._made = None
 
     def _make_room(self) -> None:
         size = len(os.fsencode(self._path))
@@ -85,3 +93,26 @@ class SocketFile:
 
     def _wrong(self, given: str, expected: str, fix: str) -> UsageError:
         return UsageError(f"{self._option} {self._path}", given=Raw(given), expected=expected, fix=fix)
+
+
+@contextmanager
+def _turn(directory: Path) -> Iterator[None]:
+    """Wait while another server makes a socket: two could each take the other's, which does not listen yet, for stale.
+
+    The wait has an end, because whoever may read the directory can lock it, too.
+    """
+    try:
+        locked = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:  # not there, or only writable
+        yield
+        return
+    try:
+        end = time.monotonic() + _TURN_SECONDS
+        while time.monotonic() < end:
+            with suppress(BlockingIOError):
+                fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(0.01)
+        yield
+    finally:
+        os.close(locked)

@@ -6,6 +6,8 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
+from contextlib import closing
 
 import grpc
 import numpy as np
@@ -132,6 +134,29 @@ def test_paths_where_no_socket_can_be_made(tmp_path, name, given):
         assert str(refused.value.given).endswith(given)
         assert sorted(tmp_path.iterdir()) == before
     assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_of_two_servers_that_start_at_once_one_is_refused(tmp_path):
+    path, refused = tmp_path / "s", []
+
+    def second():
+        with pytest.raises(UsageError, match="got the socket of another server"):
+            SocketFile("--grpc-socket", path).make(bound)
+        refused.append(True)
+
+    def first(absolute):
+        made = socket.socket(socket.AF_UNIX)
+        made.bind(str(absolute))  # and looks stale until it listens
+        thread.start()
+        thread.join(0.2)
+        made.listen()
+        return made
+
+    thread, file = threading.Thread(target=second), SocketFile("--grpc-socket", path)
+    with closing(file.make(first)):
+        thread.join()
+        assert refused and alive(path)
+    file.remove()
 
 
 def test_server_removes_only_its_own_file(tmp_path):
