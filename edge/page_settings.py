@@ -116,6 +116,11 @@ class PageSettings:
             warnings.append(f"{readable} can be read on the way; --tls-certificate encrypts them")
         return [f"{self.host} is not a loopback address, and {each}" for each in warnings]
 
+    def url(self, port: int) -> str:
+        """Return the address of a port for HTTP, without a path."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.tls_certificate else 'http'}://{host}:{port}"
+
     def opens_port(self) -> bool:
         """Return whether anything listens on ``host``."""
         return self.metrics_port is not None

@@ -35,5 +35,4 @@ def _announce(ready: Exporting, settings: PageSettings, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(ready))
         return
-    scheme = "https" if settings.tls_certificate else "http"
-    click.echo(f"metrics on {scheme}://{settings.host}:{ready.metrics_port}/metrics", err=True)
+    click.echo(f"metrics on {settings.url(ready.metrics_port)}/metrics", err=True)

@@ -45,7 +45,7 @@ def serve(metrics_port: int, no_metrics: bool, as_json: bool, **options: Any) ->
     from edge.repository.control import LOAD_THREAD
 
     gc.freeze()  # modules live as long as the process, so collections can skip them
-    _run(server.serve(settings, lambda ready: _announce(ready, settings.host, as_json)))
+    _run(server.serve(settings, lambda ready: _announce(ready, settings, as_json)))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # the server has ended in good order, and the process is about to
     if any(thread.name == LOAD_THREAD for thread in threading.enumerate()):
@@ -64,16 +64,18 @@ def _run(serving: Coroutine[None, None, None]) -> None:
         uvloop.run(serving)
 
 
-def _announce(ready: Ready, host: str, as_json: bool) -> None:
+def _announce(ready: Ready, settings: Settings, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(ready))
         return
-    grpc = f"unix:{ready.grpc_socket}" if ready.grpc_socket else f"{host}:{ready.grpc_port}"
+    grpc = f"unix:{ready.grpc_socket}" if ready.grpc_socket else f"{settings.host}:{ready.grpc_port}"
     lines = [f"gRPC on {grpc}, transport {ready.transport}"]
-    if ready.http_socket or ready.http_port is not None:
-        lines.append(f"HTTP on unix:{ready.http_socket}" if ready.http_socket else f"HTTP on {host}:{ready.http_port}")
+    if ready.http_socket:
+        lines.append(f"HTTP on unix:{ready.http_socket}")
+    elif ready.http_port is not None:
+        lines.append(f"HTTP on {settings.url(ready.http_port)}")
     if ready.metrics_port is not None:
-        lines.append(f"metrics and a live page on http://{host}:{ready.metrics_port}/")
+        lines.append(f"metrics and a live page on {settings.url(ready.metrics_port)}/")
     lines.append(f"ready: {', '.join(ready.ready) or 'nothing'}")
     for name, reason in ready.unavailable.items():
         lines.append(f"{click.style('not served:', fg='red')} {name}: {reason}")

@@ -15,7 +15,17 @@ from edge.programs.generate import PROMPT_TOKENS
 from edge.programs.generated_text import Pieces
 from edge.programs.sampling import MOST_STOPS
 from edge.protocol import BY_STOP, LOGPROBS, STOPPED, STREAM_PARTIAL, TOKEN_IDS
-from edge.rest.json_messages import INT64, checked, encode, encode_parts, field, kind_of, parameters_of, whole
+from edge.rest.json_messages import (
+    INT64,
+    checked,
+    encode,
+    encode_parts,
+    field,
+    given_fields,
+    kind_of,
+    parameters_of,
+    whole,
+)
 from edge.serving.call import InferResponse
 from edge.serving.request import InputTensor, RequestedOutput, UncheckedRequest, check_name
 from edge.serving.text_models import TextGenerator
@@ -62,10 +72,7 @@ class Completion(NamedTuple):
 
 def completion_of(document: Mapping[str, Any]) -> Completion:
     """Return what a body asks for; raise an InvalidRequest for a field that is wrong, or asks for what is not there."""
-    given = {name: value for name, value in document.items() if value is not None}
-    for name in given.keys() - set(FIELDS):
-        known = ", ".join(FIELDS)
-        raise InvalidRequest("field of body", given=name, expected=f"one of: {known}", fix="Correct or remove it.")
+    given = given_fields(document, FIELDS)
     for name in _NEUTRAL.keys() & given.keys():
         _check_neutral(name, given[name])
     field(given, "user", str, default="")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from edge.datatypes import Array
 from edge.errors import InvalidRequest, Raw
-from edge.rest.json_messages import checked, encode, encode_parts, field, kind_of
+from edge.rest.json_messages import checked, encode, encode_parts, field, given_fields, kind_of
 from edge.serving.request import check_name
 
 #: More texts than this are refused; OpenAI has the same limit.
@@ -106,7 +106,7 @@ class Ranking(NamedTuple):
 
 def openai_embeddings(document: Mapping[str, Any]) -> Embeddings:
     """Return what a body of OpenAI's API asks for; an InvalidRequest refuses a field that is wrong or unknown."""
-    given = _given(document, _OPENAI)
+    given = given_fields(document, _OPENAI)
     field(given, "user", str, default="")
     form = field(given, "encoding_format", str, default="float")
     if form not in _FORMATS:
@@ -119,7 +119,7 @@ def openai_embeddings(document: Mapping[str, Any]) -> Embeddings:
 
 def embed(document: Mapping[str, Any]) -> Embeddings:
     """Return what a body of ``/embed`` asks for, as :func:`openai_embeddings`."""
-    given = _given(document, _EMBED)
+    given = given_fields(document, _EMBED)
     _only_true(given, "truncate", "texts that are too long are cut")
     _only_true(given, "normalize", "embeddings are as the model gives them, most of length 1")
     return Embeddings(
@@ -129,7 +129,7 @@ def embed(document: Mapping[str, Any]) -> Embeddings:
 
 def rerank(document: Mapping[str, Any]) -> Ranking:
     """Return what a body of ``/rerank`` asks for, as :func:`openai_embeddings`."""
-    given = _given(document, _RERANK)
+    given = given_fields(document, _RERANK)
     _only_true(given, "truncate", "texts that are too long are cut")
     raw, with_texts = (field(given, name, bool, default=False) for name in ("raw_scores", "return_text"))
     texts = [checked(text, str, "a text of texts of body") for text in _list(given, "texts")]
@@ -139,7 +139,7 @@ def rerank(document: Mapping[str, Any]) -> Ranking:
 
 def cohere_rerank(document: Mapping[str, Any]) -> Ranking:
     """Return what a body of Cohere's API asks for, as :func:`openai_embeddings`."""
-    given = _given(document, _COHERE)
+    given = given_fields(document, _COHERE)
     texts = []
     for one in _list(given, "documents"):
         subject = "a document of documents of body"
@@ -150,14 +150,6 @@ def cohere_rerank(document: Mapping[str, Any]) -> Ranking:
     with_texts, query = field(given, "return_documents", bool, default=False), field(given, "query", str)
     name, parameters = _model(given, required=True), _parameters(given)
     return Ranking(name, "documents", query, texts, most, False, with_texts, True, parameters)
-
-
-def _given(document: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    given = {name: value for name, value in document.items() if value is not None}
-    for name in given.keys() - set(known):
-        expected, fix = f"one of: {', '.join(known)}", "Correct or remove it."
-        raise InvalidRequest("field of body", given=name, expected=expected, fix=fix)
-    return given
 
 
 def _model(given: Mapping[str, Any], *, required: bool = False) -> str:

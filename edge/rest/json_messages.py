@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message
@@ -107,6 +107,15 @@ def field(
         fix = "Add it, as the protocol says."
         raise InvalidRequest(f"{name} of {subject}", given=Raw("nothing"), expected=_KINDS[kind], fix=fix)
     return default  # type: ignore[no-any-return]
+
+
+def given_fields(document: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Return the fields of a body that are not null; an InvalidRequest refuses an unknown one."""
+    given = {name: value for name, value in document.items() if value is not None}
+    for name in given.keys() - set(known):
+        expected, fix = f"one of: {', '.join(known)}", "Correct or remove it."
+        raise InvalidRequest("field of body", given=name, expected=expected, fix=fix)
+    return given
 
 
 def whole(value: Any, limits: tuple[int, int], subject: str) -> int:

@@ -123,6 +123,15 @@ def test_warnings_of_a_server_on_the_network(tmp_path):
         assert all(risk in text for risk, text in zip(risks, warnings, strict=True))
 
 
+def test_urls_of_ports(tmp_path):
+    for given, url in (
+        ({}, "http://127.0.0.1:8002"),
+        ({"host": "::1"}, "http://[::1]:8002"),
+        (TLS, "https://127.0.0.1:8002"),
+    ):
+        assert Settings(repository=tmp_path, **given).url(8002) == url
+
+
 def test_every_setting_is_an_option_with_help_and_the_same_default(tmp_path, monkeypatch):
     monkeypatch.delenv("FEWHEADS_CACHE", raising=False)
     names = [field.name for field in dataclasses.fields(Settings)]
