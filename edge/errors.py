@@ -198,6 +198,8 @@ class PermissionDenied(RequestError):
 class LoadFailed(RequestError):
     """A model cannot be loaded; an earlier version of it still serves."""
 
+    lacks_memory = False  # whether it could be loaded with fewer others
+
 
 class ModelNotReady(RequestError):
     """The model exists and is not READY."""
@@ -207,7 +209,7 @@ class Overloaded(RequestError):
     """The queue is full, the deadline cannot be met, or another limit of the server is reached.
 
     Attributes:
-        cause: the limit of the queue, ``requests``, ``bytes`` or ``deadline``, or ``cache``; empty for other limits.
+        cause: the limit of the queue, ``requests``, ``bytes`` or ``deadline``, ``cache`` or ``models``; or empty.
         retry_after_ms: when there may be room; 0 if unknown.
     """
 

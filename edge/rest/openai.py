@@ -11,12 +11,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from edge.repository.entry import Entry
 from edge.rest.completions import Choices, completion_of
 from edge.rest.endpoint import Endpoints, failed, unless_gone
 from edge.rest.json_messages import INLINE_JSON_BYTES, parse
 from edge.serving.call import InferResponse
 from edge.serving.inference import InferenceService
-from edge.serving.metadata import Metadata, TextModel
+from edge.serving.metadata import Metadata
 from edge.serving.streams import Streams
 from edge.serving.traces import carry
 
@@ -79,7 +80,8 @@ class OpenAiApi:
             completion = await unless_gone(request, reading)
         else:
             completion = completion_of(parse(body))
-        answers = Choices(completion, self._metadata.text_model(completion.model))
+        text_model = await unless_gone(request, self._metadata.text_model(completion.model))
+        answers = Choices(completion, text_model)
         if self._service.traced:
             carry(request.headers.items())
         if completion.stream:
@@ -99,7 +101,7 @@ class OpenAiApi:
         return {"object": "list", "data": [_described(model) for model in self._metadata.text_models()]}
 
     def model(self, request: Request) -> object:
-        return _described(self._metadata.text_model(request.path_params["model"]))
+        return _described(self._metadata.listed_text_model(request.path_params["model"]))
 
     async def _stream(self, answers: Choices, include_usage: bool, send: SendEvent) -> None:
         more = {"usage": None} if include_usage else {}
@@ -114,6 +116,5 @@ class OpenAiApi:
             await send(answers.document([], usage=answers.usage()))
 
 
-def _described(text_model: TextModel) -> dict[str, Any]:
-    model = text_model.model
-    return {"id": model.name, "object": "model", "created": model.loaded_at, "owned_by": "fewheads"}
+def _described(entry: Entry) -> dict[str, Any]:
+    return {"id": entry.name, "object": "model", "created": entry.created, "owned_by": "fewheads"}

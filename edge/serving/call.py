@@ -38,7 +38,8 @@ class Arrival(NamedTuple):
     """A request that has arrived: who waits for the response, and since when by ``time.perf_counter_ns()``.
 
     ``reply`` receives the encoded response, or the error in its place, once, on the event loop. ``on_partial`` is
-    called there when an answer is added to empty ``partials``; it is None if the RPC has one response.
+    called there when an answer is added to empty ``partials``; it is None if the RPC has one response. The wait for its
+    models to be loaded, ``loading_ns``, counts in no stage but the whole request.
     """
 
     request_id: str
@@ -47,6 +48,7 @@ class Arrival(NamedTuple):
     on_partial: Callable[[], None] | None
     started_ns: int
     trace_context: Any
+    loading_ns: int = 0
 
 
 class Call(Job):

@@ -75,6 +75,8 @@ class Sources(NamedTuple):
         return [*self.health.problems(), *(file.problem for file in self.files if file.problem)]
 
 
+#: The state of a model that is not loaded, and answers requests nevertheless: the next one loads it.
+ON_DEMAND = "ON_DEMAND"
 #: Time between two samples of values that the kernel does not accumulate.
 _SAMPLE_SECONDS = 1.0
 
@@ -112,7 +114,7 @@ class Telemetry:
             queue_bytes_peak=self._sources.scheduler.queue.peak_bytes,
             streams=self._sources.streams.open,
             models=[
-                _model(entry, self._sources.health.state(entry)[0], self._sources.energy_of(entry.name, entry.version))
+                _model(entry, self._state(entry), self._sources.energy_of(entry.name, entry.version))
                 for entry in self._sources.repository
             ],
             problems=self._sources.problems(),
@@ -129,6 +131,10 @@ class Telemetry:
         for sensor in self._sources.sensors.sample():
             reading.sensors.add(**msgspec.structs.asdict(sensor))
         return reading
+
+    def _state(self, entry: Entry) -> str:
+        state = self._sources.health.state(entry)[0]
+        return ON_DEMAND if state == "UNAVAILABLE" and entry.state != "READY" and entry.answers else state
 
 
 def _model(entry: Entry, state: str, energy: Mapping[str, TierEnergy]) -> pb.ModelReading:

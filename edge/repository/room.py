@@ -1,0 +1,137 @@
+"""Room for models that are loaded on demand, where memory or a limit on their number has none for all.
+
+The model that was used least recently is evicted. Models without requests come first; if each has some, the chosen one
+takes no more of them and is closed after its last. A model stays for as long as its load took, so that requests to more
+models than fit spend at most about half of the time on loads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final
+
+from edge.errors import LoadFailed, Overloaded, Raw
+from edge.repository.entry import Entry
+from edge.repository.repository import Repository
+from edge.runtimes.build_child import stopped
+
+#: Between two looks for a model that may be evicted.
+_LOOK_SECONDS: Final = 0.02
+#: Reports what a load waits for, and nothing when it goes on.
+_Report = Callable[[str], None]
+
+
+class Room:
+    """Lets one load at a time make room for its model. For the event loop only.
+
+    Args:
+        most: models, each version counted, that may be loaded at once; None is no limit.
+        may_evict: whether no other operation on a model is in progress beside the load of the other one.
+        evict: closes a model after its last request, in favour of the other one.
+    """
+
+    def __init__(
+        self,
+        repository: Repository,
+        most: int | None,
+        may_evict: Callable[[Entry, Entry], bool],
+        evict: Callable[[Entry, Entry], Awaitable[None]],
+    ) -> None:
+        self._repository, self._most, self._may_evict, self._evict = repository, most, may_evict, evict
+        self._turn = asyncio.Lock()
+        self._loading: Entry | None = None  # has the turn
+        self._awaited: Counter[Entry] = Counter()  # by requests
+        self._kept: Counter[Entry] = Counter()  # by requests that wait for another model beside it
+
+    def is_awaited(self, entry: Entry) -> bool:
+        """Return whether a request waits for a model."""
+        return self._awaited[entry] > 0
+
+    @contextmanager
+    def awaited(self, entry: Entry, base: Entry | None) -> Iterator[None]:
+        """Note a request that waits for a model in this block, and uses the model ``base`` already."""
+        counts = [(self._awaited, entry)] + ([(self._kept, base)] if base else [])
+        for count, of in counts:
+            count[of] += 1
+        try:
+            yield
+        finally:
+            for count, of in counts:
+                count[of] -= 1
+                if not count[of]:
+                    del count[of]
+
+    @asynccontextmanager
+    async def turn(self, entry: Entry, report: _Report) -> AsyncIterator[None]:
+        """Wait for the turn to load a model, and hold it in this block, or until :meth:`end_turn`."""
+        report("waits for the load of another model")
+        await self._turn.acquire()
+        self._loading = entry
+        report("")
+        try:
+            yield
+        finally:
+            self.end_turn(entry)
+
+    def end_turn(self, entry: Entry) -> None:
+        """Let the next load begin, if this one has the turn."""
+        if self._loading is entry:
+            self._loading = None
+            self._turn.release()
+
+    async def make(self, entry: Entry, report: _Report, stop: threading.Event) -> None:
+        """Evict models until there may be one more; raise an Overloaded if none can be evicted."""
+        while self._most and (loaded := len(self._others(entry))) >= self._most:
+            given = Raw(f"{loaded} loaded models, none of which can be evicted")
+            fix = "Raise --max-loaded, or pin fewer models."
+            subject, expected = f"room for {entry.name}:{entry.version}", f"fewer than {self._most}"
+            refusal = Overloaded(subject, given=given, expected=expected, fix=fix, cause="models")
+            await self._evict_one(entry, refusal, report, stop)
+
+    async def make_more(self, entry: Entry, lacking: LoadFailed, report: _Report, stop: threading.Event) -> None:
+        """Evict one model, or wait until one has gone, for a load that lacks memory; raise as :meth:`make`."""
+        fix = "No loaded model can be evicted; pin fewer, or lower --memory-headroom-bytes."
+        subject, given, expected = lacking.subject, lacking.given, lacking.expected
+        refusal = Overloaded(subject, given=given, expected=expected, fix=fix, cause="models")
+        await self._evict_one(entry, refusal, report, stop)
+
+    def _others(self, entry: Entry) -> list[Entry]:
+        """Return what is in memory beside a model."""
+        return [other for other in self._repository if other is not entry and (other.model or _is_closing(other))]
+
+    async def _evict_one(self, entry: Entry, refusal: Overloaded, report: _Report, stop: threading.Event) -> None:
+        before = len(self._others(entry))
+        while len(others := self._others(entry)) >= before:
+            if stop.is_set():
+                raise stopped(f"load of bundle {entry.path}")
+            now = time.monotonic()
+            evictable = [other for other in others if other.model and other.on_demand and not self._kept[other]]
+            ready = [other for other in evictable if self._may_go(other, entry, now)]
+            if ready:
+                await self._evict(min(ready, key=_last_use), entry)
+                break
+            if not evictable and not any(map(_is_closing, others)):
+                raise refusal
+            report("waits until another model may be evicted")
+            await asyncio.sleep(_LOOK_SECONDS)
+        report("")
+
+    def _may_go(self, other: Entry, entry: Entry, now: float) -> bool:
+        """Return whether a model has stayed long enough, and nothing else is about to happen with it."""
+        assert other.model
+        stayed = now >= other.loaded_at + other.model.load_ns / 1e9
+        return stayed and not self._awaited[other] and self._may_evict(other, entry)
+
+
+def _is_closing(entry: Entry) -> bool:
+    return entry.state == "UNLOADING"
+
+
+def _last_use(entry: Entry) -> tuple[bool, float]:
+    assert entry.model
+    return entry.model.use.users > 0, entry.model.use.unused_since
