@@ -281,7 +281,7 @@ def _broken_rules(settings: Settings) -> Iterator[UsageError]:
     for option, value in (("--pin", settings.pinned), ("--max-loaded", settings.max_loaded)):
         if value and settings.model_control != "on-demand":
             yield wrong(option, Raw(mode), "--model-control on-demand", "Leave it out: all models stay loaded.")
-    if settings.max_loaded is not None and settings.max_loaded <= len(set(settings.pinned)):
+    if settings.max_loaded is not None and settings.pinned and settings.max_loaded <= len(set(settings.pinned)):
         expected, fix = f"more than the {len(set(settings.pinned))} that --pin keeps", "Raise it, or pin fewer."
         yield wrong("--max-loaded", settings.max_loaded, expected, fix)
     if "*" in models and len(models) > 1:

@@ -95,7 +95,7 @@ class ModelControl:
         self._started = asyncio.Event()
         self.room: Room | None = None
         if mode == "on-demand":
-            self.room = Room(repository, max_loaded, self._may_evict, self._evict)
+            self.room = Room(repository, max_loaded, lambda name: self._lock(name).locked(), self._evict)
 
     async def start(self, only: Collection[str] | None = None) -> None:
         """Load the models of the directory, those that must be built last. One that fails stops no other.
@@ -362,9 +362,9 @@ class ModelControl:
         report: Callable[[str], None],
     ) -> Model | None:
         """Load a model once there is room for it; return None if no request waits for it any more."""
-        # Beside the loads of other models, because it takes minutes.
-        await _on_thread(partial(self._repository.loader.build_model, load.bundle, report, load.unwanted))
-        async with room.turn(entry, waiting):
+        # A build takes minutes, in which other models are loaded.
+        build = _on_thread(partial(self._repository.loader.build_model, load.bundle, report, load.unwanted))
+        async with room.turn(entry, build, waiting):
             if load.unwanted.is_set():
                 raise stopped(f"load of bundle {load.bundle.path}")
             if load.on_demand and not room.is_awaited(entry):
@@ -379,15 +379,15 @@ class ModelControl:
                     lacking = error
                 await room.make_more(entry, lacking, waiting, load.unwanted)
 
-    def _may_evict(self, entry: Entry, successor: Entry) -> bool:
-        return entry.name == successor.name or not self._lock(entry.name).locked()
-
     async def _evict(self, entry: Entry, successor: Entry) -> None:
         reason = f"evicted for {successor.name}:{successor.version}; a request loads it again"
-        # The load of another version holds the lock of their name.
-        async with nullcontext() if entry.name == successor.name else self._lock(entry.name):
-            await self._unload(entry, reason)
+        lock = self._lock(entry.name)
+        # Whoever holds it is the load of the successor, or one that waits until this is done.
+        async with nullcontext() if lock.locked() else lock:
+            await self._close(entry.unloading(reason))
+            entry.unloaded(reason)
         entry.statistics.evicted()
+        log.info("%s %s: %s", entry.name, entry.version, reason)
 
     async def _unload_all(self, name: str) -> None:
         await self._started.wait()

@@ -182,7 +182,8 @@ class Repository:
         if not entries:
             expected = f"one of: {', '.join(entry.version for entry in readable)}"
             raise NotFound(f"version of model {name!r}", given=version, expected=expected, fix=fix)
-        return ([entry for entry in entries if entry.answers] or entries)[-1]
+        # The first comparison is the only one that a request to a loaded model needs.
+        return ([entry for entry in entries if entry.state == "READY" or entry.answers] or entries)[-1]
 
     def ready(self, name: str, version: str) -> tuple[Entry, Model]:
         """Return an entry and its model; raise as :meth:`find`, and for a model that is not loaded or not READY.

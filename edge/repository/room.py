@@ -31,7 +31,7 @@ class Room:
 
     Args:
         most: models, each version counted, that may be loaded at once; None is no limit.
-        may_evict: whether no other operation on a model is in progress beside the load of the other one.
+        is_busy: whether an operation on the models of a name is in progress.
         evict: closes a model after its last request, in favour of the other one.
     """
 
@@ -39,11 +39,12 @@ class Room:
         self,
         repository: Repository,
         most: int | None,
-        may_evict: Callable[[Entry, Entry], bool],
+        is_busy: Callable[[str], bool],
         evict: Callable[[Entry, Entry], Awaitable[None]],
     ) -> None:
-        self._repository, self._most, self._may_evict, self._evict = repository, most, may_evict, evict
+        self._repository, self._most, self._is_busy, self._evict = repository, most, is_busy, evict
         self._turn = asyncio.Lock()
+        self._queued: Counter[str] = Counter()  # names of models whose loads have not had their turn yet
         self._loading: Entry | None = None  # has the turn
         self._awaited: Counter[Entry] = Counter()  # by requests
         self._kept: Counter[Entry] = Counter()  # by requests that wait for another model beside it
@@ -67,10 +68,15 @@ class Room:
                     del count[of]
 
     @asynccontextmanager
-    async def turn(self, entry: Entry, report: _Report) -> AsyncIterator[None]:
-        """Wait for the turn to load a model, and hold it in this block, or until :meth:`end_turn`."""
-        report("waits for the load of another model")
-        await self._turn.acquire()
+    async def turn(self, entry: Entry, prepare: Awaitable[None], report: _Report) -> AsyncIterator[None]:
+        """Prepare a load, wait for its turn, and hold that in this block, or until :meth:`end_turn`."""
+        self._queued[entry.name] += 1
+        try:
+            await prepare
+            report("waits for the load of another model")
+            await self._turn.acquire()
+        finally:
+            self._queued[entry.name] -= 1
         self._loading = entry
         report("")
         try:
@@ -122,10 +128,14 @@ class Room:
         report("")
 
     def _may_go(self, other: Entry, entry: Entry, now: float) -> bool:
-        """Return whether a model has stayed long enough, and nothing else is about to happen with it."""
+        """Return whether a model has stayed long enough, and nothing else is about to happen with it.
+
+        A load of the same name that has the turn, or waits for it until this model has gone, is no hindrance.
+        """
         assert other.model
         stayed = now >= other.loaded_at + other.model.load_ns / 1e9
-        return stayed and not self._awaited[other] and self._may_evict(other, entry)
+        waits = other.name == entry.name or self._queued[other.name] > 0
+        return stayed and not self._awaited[other] and (waits or not self._is_busy(other.name))
 
 
 def _is_closing(entry: Entry) -> bool:

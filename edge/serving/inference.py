@@ -207,7 +207,7 @@ class InferenceService:
 
         assert self._models
         try:
-            await waiting.load(self._models, begin)
+            await waiting.wait(self._models, begin)
         except Exception as error:
             if waiting.over:  # the request was checked, and has been counted
                 _send_error(waiting.arrival, error, waiting.entry.name, waiting.arrival.request_id)

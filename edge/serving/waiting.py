@@ -51,7 +51,7 @@ class Waiting:
         left = [] if self.deadline is None else [self.deadline - time.monotonic()]
         return min([*left, limit] if limit is not None else left, default=None)
 
-    async def load(self, models: OnDemand, begin: Callable[[Arrival], Call | None]) -> None:
+    async def wait(self, models: OnDemand, begin: Callable[[Arrival], Call | None]) -> None:
         """Call ``begin`` while the models that it needs are loaded and in use; raise the error of those that cannot be.
 
         What is wrong with its head is left to ``begin``.

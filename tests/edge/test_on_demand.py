@@ -366,6 +366,24 @@ async def test_the_highest_version_answers_until_it_fails(tmp_path):
         assert [entry.version for entry in running.repository.named("v") if entry.model] == ["2"]
 
 
+async def test_a_version_leaves_while_the_load_of_another_one_waits(tmp_path):
+    def write_versions(repository):
+        write(repository, "a")
+        for version in (1, 2):
+            write_oracle_bundle(repository / str(version), "v", version)
+
+    async with serving(tmp_path, 1, write_versions) as running:
+        entry, _ = await running.service._models.ready("v", "1")
+        entry.loaded_at += 0.3  # it stays for longer
+        other = asyncio.create_task(ask(running, "a"))
+        await until(lambda: running.repository.find("a", "").progress == "waits until another model may be evicted")
+        second = asyncio.create_task(running.service._models.ready("v", "2"))
+        await until(lambda: running.repository.find("v", "2").progress == "waits for the load of another model")
+        assert entry.state == "READY"
+        await asyncio.wait_for(asyncio.gather(other, second), 20)
+        assert running.counted("v").loads == {"ready": 1}
+
+
 async def test_shutdown_during_a_load(tmp_path, loads):
     loads.held = "a"
     async with serving(tmp_path, 2) as running:
