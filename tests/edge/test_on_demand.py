@@ -8,20 +8,37 @@ from contextlib import asynccontextmanager, contextmanager
 
 import numpy as np
 import pytest
+import tritonclient.grpc as triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+from tritonclient.utils import InferenceServerException
 
+from edge.client import Client, InferRequest
 from edge.errors import DeadlineExceeded, ModelNotReady, NotFound, Overloaded
 from edge.health.health import Health
 from edge.instruments.memory import MemorySampler
+from edge.launch import serving as serving_process
 from edge.pb import inference_pb2 as pb
 from edge.repository import loader
 from edge.repository.budget import MemoryBudget
 from edge.serving.metadata import Metadata
+from edge.settings import TRANSPORTS
+from tests.support.http_requests import INFER
+from tests.support.http_requests import ask as http_ask
 from tests.support.in_process import running_service
 from tests.support.letters_model import NAME as LETTERS
-from tests.support.letters_model import continued, text_of, text_request, write_letters_bundle, write_letters_head
-from tests.support.models import serialized, write_oracle_bundle
+from tests.support.letters_model import (
+    completion,
+    continued,
+    text_of,
+    text_request,
+    write_letters_bundle,
+    write_letters_head,
+)
+from tests.support.metrics import page_of
+from tests.support.models import ORACLE, serialized, write_oracle_bundle
+from tests.support.sample_requests import column, triton_input
 from tests.support.server_models import busy, failing_graph, write_bundle_of, write_busy_bundle
 
 NAMES = "abcde"
@@ -399,3 +416,66 @@ async def test_shutdown_during_a_load(tmp_path, loads):
         with pytest.raises(ModelNotReady, match="server: got a server that is shutting down"):
             await ask(running, "c")
         assert loads == {"a": 1}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_every_transport_waits_for_models(tmp_path, transport):
+    repository = tmp_path / "repository"
+    write_oracle_bundle(repository / "oracle")
+    write_letters_bundle(repository / "letters")
+    write(repository, "a")
+    options = ("--model-control=on-demand", "--max-loaded=2", "--pin=a", "--http-port=0", f"--transport={transport}")
+    with (
+        serving_process(repository, cache=tmp_path, arguments=options) as ready,
+        triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
+        Client(f"127.0.0.1:{ready.grpc_port}") as ours,
+    ):
+        assert (ready.ready, ready.on_demand) == (("a:1",), (f"{ORACLE}:1", f"{LETTERS}:1"))
+        http = f"127.0.0.1:{ready.http_port}"
+        expression, prompt = {"expression": column("3 + 4")}, {"prompt": column("abc")}
+
+        def check(outputs):
+            assert outputs["value"].tolist() == [[7]]
+
+        def is_loaded():
+            return [m.name for m in client.get_model_repository_index().models if m.state == "READY" and m.name != "a"]
+
+        assert is_loaded() == []
+        for _ in range(2):
+            result = client.infer(ORACLE, [triton_input("expression", column("3 + 4"))])
+            assert result.as_numpy("value").tolist() == [[7]]
+            assert [model["id"] for model in http_ask(http, "/v1/models").json["data"]] == [LETTERS]
+            assert is_loaded() == [ORACLE]
+            assert http_ask(http, "/v1/completions", completion(prompt="abc", max_tokens=3)).json["choices"][0][
+                "text"
+            ] == continued("abc", 3)
+            body = {"inputs": [{"name": "expression", "datatype": "BYTES", "shape": [1, 1], "data": ["3 + 4"]}]}
+            assert http_ask(http, INFER, body).json["outputs"][0]["data"] == [7]
+            assert client.is_model_ready(LETTERS)
+            assert http_ask(http, f"/v2/models/{LETTERS}/config").json["name"] == LETTERS
+            assert is_loaded() == [LETTERS]
+            requests = [InferRequest(ORACLE, expression), InferRequest(LETTERS, prompt, max_tokens=3)] * 3
+            for number, answer in enumerate(ours.infer_stream(iter(requests))):
+                if number % 2:
+                    assert answer.outputs["text"].tolist() == [[continued("abc", 3).encode()]]
+                else:
+                    assert answer.outputs["value"].tolist() == [[7]]
+        assert client.is_server_ready()
+        families = text_string_to_metric_families(page_of(ready))
+        samples = {
+            (it.name, it.labels["model"]): it.value for of in families for it in of.samples if "model" in it.labels
+        }
+        for name in (ORACLE, LETTERS):
+            loads, evictions, answers = (
+                samples[f"fewheads_model_{metric}", name] for metric in ("loads_total", "evictions_total", "ready")
+            )
+            assert (loads - evictions, answers) == (name in is_loaded(), 1)
+            assert evictions >= 2
+        # As Triton's users expect, a model that was unloaded answers no request until it is loaded again.
+        client.unload_model(ORACLE)
+        assert not client.is_model_ready(ORACLE)
+        with pytest.raises(InferenceServerException, match="one that is not loaded"):
+            client.infer(ORACLE, [triton_input("expression", column("3 + 4"))])
+        assert http_ask(http, INFER, body).status == 404
+        client.load_model(ORACLE)
+        assert is_loaded() == [ORACLE]
