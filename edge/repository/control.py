@@ -328,12 +328,16 @@ class ModelControl:
         def report(progress: str) -> None:
             loop.call_soon_threadsafe(building, progress)
 
+        loader = self._repository.loader
+        work = partial(loader.load_model, load.bundle, report, load.unwanted)
         model, failure = None, None
         try:
             if self.room:
-                model = await self._load_in_room(entry, load, self.room, building, report)
+                build = _on_thread(partial(loader.build_model, load.bundle, report, load.unwanted))
+                loading = partial(_on_thread, work)
+                model = await self.room.load_model(entry, build, loading, building, load.unwanted, load.on_demand)
             else:
-                model = await _on_thread(self._loading(load, report))
+                model = await _on_thread(work)
         except Exception as error:
             failure = load_error(load.bundle.path, error)
         if self._loads.get(entry) is not load or entry not in self._repository:  # unloaded or loaded again meanwhile
@@ -349,35 +353,6 @@ class ModelControl:
         elif model and (replaced := entry.loaded(model)):
             await self._close(replaced)
         return failure
-
-    def _loading(self, load: _Load, report: Callable[[str], None]) -> Callable[[], Model]:
-        return partial(self._repository.loader.load_model, load.bundle, report, load.unwanted)
-
-    async def _load_in_room(
-        self,
-        entry: Entry,
-        load: _Load,
-        room: Room,
-        waiting: Callable[[str], None],
-        report: Callable[[str], None],
-    ) -> Model | None:
-        """Load a model once there is room for it; return None if no request waits for it any more."""
-        # A build takes minutes, in which other models are loaded.
-        build = _on_thread(partial(self._repository.loader.build_model, load.bundle, report, load.unwanted))
-        async with room.turn(entry, build, waiting):
-            if load.unwanted.is_set():
-                raise stopped(f"load of bundle {load.bundle.path}")
-            if load.on_demand and not room.is_awaited(entry):
-                return None
-            await room.make(entry, waiting, load.unwanted)
-            while True:
-                try:
-                    return await _on_thread(self._loading(load, report))
-                except LoadFailed as error:
-                    if not error.lacks_memory:
-                        raise
-                    lacking = error
-                await room.make_more(entry, lacking, waiting, load.unwanted)
 
     async def _evict(self, entry: Entry, successor: Entry) -> None:
         reason = f"evicted for {successor.name}:{successor.version}; a request loads it again"

@@ -17,6 +17,7 @@ from typing import Final
 
 from edge.errors import LoadFailed, Overloaded, Raw
 from edge.repository.entry import Entry
+from edge.repository.model import Model
 from edge.repository.repository import Repository
 from edge.runtimes.build_child import stopped
 
@@ -49,10 +50,6 @@ class Room:
         self._awaited: Counter[Entry] = Counter()  # by requests
         self._kept: Counter[Entry] = Counter()  # by requests that wait for another model beside it
 
-    def is_awaited(self, entry: Entry) -> bool:
-        """Return whether a request waits for a model."""
-        return self._awaited[entry] > 0
-
     @contextmanager
     def awaited(self, entry: Entry, base: Entry | None) -> Iterator[None]:
         """Note a request that waits for a model in this block, and uses the model ``base`` already."""
@@ -67,8 +64,41 @@ class Room:
                 if not count[of]:
                     del count[of]
 
+    async def load_model(
+        self,
+        entry: Entry,
+        build: Awaitable[None],
+        attempt: Callable[[], Awaitable[Model]],
+        report: _Report,
+        stop: threading.Event,
+        for_requests: bool,
+    ) -> Model | None:
+        """Return the result of an ``attempt`` to load a model, once there is room; one that lacks memory is repeated.
+
+        Others are loaded during its ``build``, which takes minutes. A load ``for_requests`` for which none waits any
+        more is given up, and returns None.
+
+        Raises:
+            Overloaded: no model can be evicted for it.
+            LoadFailed: ``stop`` is set.
+        """
+        async with self._its_turn(entry, build, report):
+            if stop.is_set():
+                raise stopped(f"load of bundle {entry.path}")
+            if for_requests and not self._awaited[entry]:
+                return None
+            await self._make(entry, report, stop)
+            while True:
+                try:
+                    return await attempt()
+                except LoadFailed as error:
+                    if not error.lacks_memory:
+                        raise
+                    lacking = error
+                await self._make_more(entry, lacking, report, stop)
+
     @asynccontextmanager
-    async def turn(self, entry: Entry, prepare: Awaitable[None], report: _Report) -> AsyncIterator[None]:
+    async def _its_turn(self, entry: Entry, prepare: Awaitable[None], report: _Report) -> AsyncIterator[None]:
         """Prepare a load, wait for its turn, and hold that in this block, or until :meth:`end_turn`."""
         self._queued[entry.name] += 1
         try:
@@ -90,7 +120,7 @@ class Room:
             self._loading = None
             self._turn.release()
 
-    async def make(self, entry: Entry, report: _Report, stop: threading.Event) -> None:
+    async def _make(self, entry: Entry, report: _Report, stop: threading.Event) -> None:
         """Evict models until there may be one more; raise an Overloaded if none can be evicted."""
         while self._most and (loaded := len(self._others(entry))) >= self._most:
             given = Raw(f"{loaded} loaded models, none of which can be evicted")
@@ -99,8 +129,8 @@ class Room:
             refusal = Overloaded(subject, given=given, expected=expected, fix=fix, cause="models")
             await self._evict_one(entry, refusal, report, stop)
 
-    async def make_more(self, entry: Entry, lacking: LoadFailed, report: _Report, stop: threading.Event) -> None:
-        """Evict one model, or wait until one has gone, for a load that lacks memory; raise as :meth:`make`."""
+    async def _make_more(self, entry: Entry, lacking: LoadFailed, report: _Report, stop: threading.Event) -> None:
+        """Evict one model, or wait until one has gone, for a load that lacks memory; raise as :meth:`_make`."""
         fix = "No loaded model can be evicted; pin fewer, or lower --memory-headroom-bytes."
         subject, given, expected = lacking.subject, lacking.given, lacking.expected
         refusal = Overloaded(subject, given=given, expected=expected, fix=fix, cause="models")

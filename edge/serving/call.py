@@ -23,6 +23,7 @@ from edge.repository.model import Model
 from edge.scheduling.job import MOST_PARTIAL_ANSWERS, Job, JobResult
 from edge.scheduling.tier_selection import PINNED
 from edge.serving.forms import Form
+from edge.serving.request import UncheckedRequest
 from edge.serving.shared_memory import TensorRegion, describe
 from edge.serving.wire import to_raw
 
@@ -49,6 +50,16 @@ class Arrival(NamedTuple):
     started_ns: int
     trace_context: Any
     loading_ns: int = 0
+
+
+class Received(NamedTuple):
+    """A request that has arrived, after :func:`edge.serving.forms.take_apart`, and the client's deadline."""
+
+    request: pb.ModelInferRequest | UncheckedRequest
+    contents: Sequence[bytes]
+    key: bytes
+    deadline: float | None
+    arrival: Arrival
 
 
 class Call(Job):

@@ -28,7 +28,7 @@ from edge.scheduling.tier_executor import TierExecutor
 from edge.scheduling.tier_selection import Demand
 from edge.security.access import CALLER
 from edge.security.rate import RateLimit
-from edge.serving.call import MESSAGE, Arrival, Call, Encoder, ResponseBuilder, outcome_of
+from edge.serving.call import MESSAGE, Arrival, Call, Encoder, Received, ResponseBuilder, outcome_of
 from edge.serving.forms import Draft, Form, Forms, Prepared, take, take_apart
 from edge.serving.parameters import TIER, TIER_REASON
 from edge.serving.request import MOST_NAME_CHARS, UncheckedRequest, check_names
@@ -109,23 +109,24 @@ class InferenceService:
         """
         request_id, carrier = request.id, CARRIER.get() if self._traces else None
         arrival = Arrival(request_id, reply, encoder, on_partial, time.perf_counter_ns(), carrier)
+        received: Received | None = None
         try:
             if self._limit:
                 self._limit.take(CALLER.get())
             if len(request_id) + len(request.model_name) + len(request.model_version) > MOST_NAME_CHARS:
                 request_id = ""  # which would be quoted in logs
                 check_names(request)
-            contents, key = take_apart(request)
+            received = Received(request, *take_apart(request), deadline, arrival)
             try:
-                return self._begin(request, contents, key, deadline, arrival)
+                return self._begin(received)
             except NotLoaded as missing:
                 entry = missing.entry
-            return self._wait(entry, request, contents, key, deadline, arrival)
+            return self._wait(received, entry)
         except Exception as error:
             _send_error(arrival, error, request.model_name[:MOST_NAME_CHARS], request_id)
             return None
         finally:
-            del reply, arrival  # they may hold an error, whose traceback refers to this frame
+            del reply, arrival, received  # they may hold an error, whose traceback refers to this frame
 
     def cancel(self, started: Call | Waiting | None) -> None:
         """Cancel a call, unless it is over; it gets no reply."""
@@ -147,19 +148,12 @@ class InferenceService:
         response = self._responses.build(form, call.partials.popleft(), arrival.request_id, call.executor.tier)
         return arrival.encoder.encode(response)
 
-    def _begin(
-        self,
-        request: pb.ModelInferRequest | UncheckedRequest,
-        contents: Sequence[bytes],
-        key: bytes,
-        deadline: float | None,
-        arrival: Arrival,
-    ) -> Call | None:
+    def _begin(self, received: Received) -> Call | None:
         """Do the work of :meth:`start` for a request whose models are loaded; raise NotLoaded if one is not."""
         call = None
         try:
-            call, limit_seconds, draft = self._call(request, contents, key, deadline, arrival)
-            arrival.encoder.check(call.form, call.regions)
+            call, limit_seconds, draft = self._call(received)
+            call.arrival.encoder.check(call.form, call.regions)
             if call.partials is not None:
                 call.check_stream()
             if draft:
@@ -173,27 +167,19 @@ class InferenceService:
             self._end(call, error, refused=True)
             return None
         finally:
-            del arrival  # it may hold an error, whose traceback refers to this frame
+            del received  # it may hold an error, whose traceback refers to this frame
         if limit_seconds is not None:
             limit_seconds *= _LATE_ANSWER if call.best_effort else 1.0
             call.timer = self._loop.call_later(limit_seconds, self._time_out, call)
         return call
 
-    def _wait(
-        self,
-        entry: Entry,
-        request: pb.ModelInferRequest | UncheckedRequest,
-        contents: Sequence[bytes],
-        key: bytes,
-        deadline: float | None,
-        arrival: Arrival,
-    ) -> Waiting:
+    def _wait(self, received: Received, entry: Entry) -> Waiting:
         """Begin a request when its models are loaded, within the limits of the queue."""
         try:
-            waiting = Waiting(request, contents, key, deadline, arrival, entry)
+            waiting = Waiting(received, entry)
             self.threads.enter(waiting.size_bytes)
         except Exception as error:
-            self._count_failure(entry, entry.name, arrival, type(error).__name__, _refused_by(error))
+            self._count_failure(entry, entry.name, received.arrival, type(error).__name__, _refused_by(error))
             raise
         waiting.task = asyncio.create_task(self._load(waiting))
         if (seconds := waiting.seconds_left(self._default_timeout)) is not None:
@@ -201,9 +187,9 @@ class InferenceService:
         return waiting
 
     async def _load(self, waiting: Waiting) -> None:
-        def begin(arrival: Arrival) -> Call | None:
+        def begin(received: Received) -> Call | None:
             self._leave(waiting)
-            return self._begin(waiting.request, waiting.contents, waiting.key, waiting.deadline, arrival)
+            return self._begin(received)
 
         assert self._models
         try:
@@ -223,7 +209,8 @@ class InferenceService:
     def _end_waiting(self, waiting: Waiting, error: Exception | None) -> None:
         """End a request whose models are not loaded; without an error, its client has gone."""
         self._leave(waiting)
-        late = waiting.deadline is not None and time.monotonic() > waiting.deadline - _CLOCK_SECONDS
+        deadline = waiting.received.deadline
+        late = deadline is not None and time.monotonic() > deadline - _CLOCK_SECONDS
         reason = type(error).__name__ if error else DeadlineExceeded.__name__ if late else "Cancelled"
         stage = LOADING if reason in ("Cancelled", DeadlineExceeded.__name__) else _refused_by(error)
         self._count_failure(waiting.entry, waiting.entry.name, waiting.arrival, reason, stage)
@@ -232,25 +219,19 @@ class InferenceService:
         if waiting.task and waiting.task is not asyncio.current_task():
             waiting.task.cancel()
 
-    def _call(
-        self,
-        request: pb.ModelInferRequest | UncheckedRequest,
-        contents: Sequence[bytes],
-        key: bytes,
-        deadline: float | None,
-        arrival: Arrival,
-    ) -> tuple[Call, float | None, Draft | None]:
+    def _call(self, received: Received) -> tuple[Call, float | None, Draft | None]:
         """Return the call of a request that passes all checks; count one that does not.
 
         With it comes the server's time limit, if it is earlier than the client's deadline, and, of a request whose
         values take long to prepare, the draft in place of its inputs.
         """
+        _, contents, key, deadline, arrival = received
         draft: Draft | None = None
         regions: Mapping[str, TensorRegion] = {}
         form = self._forms.find(key, self._repository.generation) if key else None
         inputs: Mapping[str, Array] | None = form.inputs(contents) if form else None
         if form is None or inputs is None or not take_all(form.uses):
-            draft, form, inputs = self._checked(request, contents, key, arrival)
+            draft, form, inputs = self._checked(received)
             regions, draft = draft.regions, draft if draft.slow else None
         limit = form.parameters.timeout_seconds or self._default_timeout
         if limit is not None:
@@ -261,10 +242,9 @@ class InferenceService:
         call = Call(form, inputs, arrival, deadline=deadline, regions=regions, deliver=deliver, publish=publish)
         return call, limit, draft
 
-    def _checked(
-        self, request: pb.ModelInferRequest | UncheckedRequest, contents: Sequence[bytes], key: bytes, arrival: Arrival
-    ) -> tuple[Draft, Form, Mapping[str, Array]]:
+    def _checked(self, received: Received) -> tuple[Draft, Form, Mapping[str, Array]]:
         """Check a request, and its values unless that is slow, and take its uses; count one that does not pass."""
+        request, contents, key, _, arrival = received
         entry, model = self._repository.ready(request.model_name, request.model_version)
         take(model)
         uses: Sequence[UseCount] = (model.use,)

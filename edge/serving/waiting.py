@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from edge.pb import inference_pb2 as pb
 from edge.repository.entry import Entry
 from edge.repository.model import Model
 from edge.repository.on_demand import OnDemand
-from edge.serving.call import Arrival, Call
+from edge.serving.call import Call, Received
 from edge.serving.forms import take
 from edge.serving.parameters import Parameters, parse
 from edge.serving.request import UncheckedRequest, request_of
@@ -26,20 +26,13 @@ LOADING: Final = "loading"
 class Waiting:
     """A request whose model ``entry`` is not loaded; ``call`` is None until it is."""
 
-    def __init__(
-        self,
-        request: pb.ModelInferRequest | UncheckedRequest,
-        contents: Sequence[bytes],
-        key: bytes,
-        deadline: float | None,
-        arrival: Arrival,
-        entry: Entry,
-    ) -> None:
-        """Take a request after :func:`edge.serving.forms.take_apart`; raise an InvalidRequest for its parameters."""
-        self.request, self.contents, self.key = request, contents, key
-        self.deadline, self.arrival, self.entry = deadline, arrival, entry
-        self.parameters: Parameters = parse(_unchecked(request).parameters)
-        self.size_bytes = _held_bytes(request, contents, key)
+    def __init__(self, received: Received, entry: Entry) -> None:
+        """Take a request; raise an InvalidRequest if its parameters are wrong."""
+        self.received, self.arrival, self.entry = received, received.arrival, entry
+        request = received.request
+        unchecked = request if isinstance(request, UncheckedRequest) else request_of(request)
+        self.parameters: Parameters = parse(unchecked.parameters)
+        self.size_bytes = _held_bytes(received)
         self.call: Call | None = None
         self.over = False  # whether it waits no more
         self.task: asyncio.Task[None] | None = None
@@ -48,10 +41,11 @@ class Waiting:
     def seconds_left(self, default_timeout: float | None) -> float | None:
         """Return the time until its deadline or the server's limit; None without one."""
         limit = self.parameters.timeout_seconds or default_timeout
-        left = [] if self.deadline is None else [self.deadline - time.monotonic()]
+        deadline = self.received.deadline
+        left = [] if deadline is None else [deadline - time.monotonic()]
         return min([*left, limit] if limit is not None else left, default=None)
 
-    async def wait(self, models: OnDemand, begin: Callable[[Arrival], Call | None]) -> None:
+    async def wait(self, models: OnDemand, begin: Callable[[Received], Call | None]) -> None:
         """Call ``begin`` while the models that it needs are loaded and in use; raise the error of those that cannot be.
 
         What is wrong with its head is left to ``begin``.
@@ -62,7 +56,8 @@ class Waiting:
                 take(model)
                 held.callback(model.use.give_back)
 
-            entry, model = await models.ready(self.request.model_name, self.request.model_version)
+            request = self.received.request
+            entry, model = await models.ready(request.model_name, request.model_version)
             hold(model)
             if self.parameters.head:
                 name, _, version = self.parameters.head.partition(":")
@@ -73,15 +68,11 @@ class Waiting:
                 except RequestError:
                     pass  # the checks of the request find and describe it
             loading_ns = time.perf_counter_ns() - self.arrival.started_ns
-            self.call = begin(self.arrival._replace(loading_ns=loading_ns))
+            self.call = begin(self.received._replace(arrival=self.arrival._replace(loading_ns=loading_ns)))
 
 
-def _unchecked(request: pb.ModelInferRequest | UncheckedRequest) -> UncheckedRequest:
-    return request if isinstance(request, UncheckedRequest) else request_of(request)
-
-
-def _held_bytes(request: pb.ModelInferRequest | UncheckedRequest, contents: Sequence[bytes], key: bytes) -> int:
-    raw = len(key) + sum(map(len, contents))
+def _held_bytes(received: Received) -> int:
+    request, raw = received.request, len(received.key) + sum(map(len, received.contents))
     if isinstance(request, UncheckedRequest):
         return raw + sum(_size(tensor.contents) for tensor in request.inputs)
     return raw or request.ByteSize()

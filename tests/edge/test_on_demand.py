@@ -250,13 +250,14 @@ async def test_a_model_in_use_answers_before_it_is_closed(tmp_path):
     async with serving(tmp_path, 1, write_both) as running:
         await running.infer(busy(1))
         model = running.model("busy")
-        running_one, queued = (asyncio.create_task(running.infer(busy(300))) for _ in range(2))
+        running.repository.find("busy", "").loaded_at = 0.0  # it has stayed for long enough
+        running_one, queued = (asyncio.create_task(running.infer(busy(500))) for _ in range(2))
         await until(lambda: model.use.users == 2)
         other = asyncio.create_task(ask(running, "a"))
         await until(lambda: running.repository.find("busy", "").state == "UNLOADING")
         back = asyncio.create_task(running.infer(busy(7)))  # waits for its next load
         assert not any(task.done() for task in (running_one, queued, other))
-        for task, steps in ((running_one, 300), (queued, 300), (back, 7)):
+        for task, steps in ((running_one, 500), (queued, 500), (back, 7)):
             assert np.frombuffer((await task).raw_output_contents[0], np.int64) == [steps]
         await other
         assert running.counted("busy").failures == running.counted("a").failures == {}
