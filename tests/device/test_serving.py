@@ -105,6 +105,24 @@ async def ask(client, question):
     return str(answer.get_response().parameters["tier"].string_param)
 
 
+async def test_models_that_do_not_fit_together_take_turns(engines, tmp_path, software):
+    random, nothing = np.random.default_rng(1), software.live()
+    options = {"model_control": "on-demand", "load_models": (), "max_loaded": 1}
+    async with running_here(tmp_path, write_models, engines, target=TARGET, **options) as ready:
+        asked = questions(tmp_path / "repository")
+        async with InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client:
+            await ask(client, asked[0])
+            alone = software.live()
+            for _ in range(8):
+                await asyncio.gather(*(ask(client, asked[random.integers(len(asked))]) for _ in range(6)))
+            await ask(client, asked[0])
+            assert software.live() == alone
+            statistics = (await client.get_inference_statistics()).model_stats
+            assert all(model.inference_stats.success.count for model in statistics)
+            assert not any(model.inference_stats.fail.count for model in statistics)
+    assert software.live() == nothing
+
+
 async def test_mixed_requests_get_correct_responses_and_leak_nothing(engines, tmp_path, software):
     """Three models and their tiers, with batches, cancelled calls and reloads."""
     random = np.random.default_rng(1)

@@ -39,8 +39,9 @@ async def running_here(directory, write, cache=None, **options):
     repository = directory / "repository"
     repository.mkdir()
     write(repository)
-    options |= {"allow_shared_memory": True, "allow_log_settings": True, "model_control": "explicit"}
-    options |= {"grpc_port": 0, "metrics_port": None, "load_models": ("*",), "drain_seconds": 5}
+    options |= {"allow_shared_memory": True, "allow_log_settings": True}
+    options |= {"grpc_port": 0, "metrics_port": None, "drain_seconds": 5}
+    options = {"model_control": "explicit", "load_models": ("*",), **options}
     settings = Settings(repository=repository, cache=cache or directory / "cache", **options)
     ready = asyncio.get_running_loop().create_future()
     server = asyncio.create_task(serve(settings, ready.set_result))
