@@ -81,6 +81,7 @@ class FewheadsError(Exception):
     """
 
     exit_code: ClassVar[int] = 1
+    lacks_memory = False  # of a load: whether it may succeed when another model has been unloaded
 
     def __init__(self, subject: str, *, given: object = NOTHING, expected: str, fix: str) -> None:
         self.subject, self.given = _part("subject", subject), given
@@ -197,8 +198,6 @@ class PermissionDenied(RequestError):
 
 class LoadFailed(RequestError):
     """A model cannot be loaded; an earlier version of it still serves."""
-
-    lacks_memory = False  # whether it could be loaded with fewer others
 
 
 class ModelNotReady(RequestError):

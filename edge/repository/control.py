@@ -329,7 +329,7 @@ class ModelControl:
             loop.call_soon_threadsafe(building, progress)
 
         loader = self._repository.loader
-        work = partial(loader.load_model, load.bundle, report, load.unwanted)
+        work = partial(loader.load_model, load.bundle, report, load.unwanted, evicts=self.room is not None)
         model, failure = None, None
         try:
             if self.room:

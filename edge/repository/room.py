@@ -131,7 +131,7 @@ class Room:
 
     async def _make_more(self, entry: Entry, lacking: LoadFailed, report: _Report, stop: threading.Event) -> None:
         """Evict one model, or wait until one has gone, for a load that lacks memory; raise as :meth:`_make`."""
-        fix = "No loaded model can be evicted; pin fewer, or lower --memory-headroom-bytes."
+        fix = "No other model can be evicted; pin fewer, or free memory in other ways."
         subject, given, expected = lacking.subject, lacking.given, lacking.expected
         refusal = Overloaded(subject, given=given, expected=expected, fix=fix, cause="models")
         await self._evict_one(entry, refusal, report, stop)

@@ -233,6 +233,19 @@ def test_model_without_memory_does_not_affect_others(start):
         assert server.end()[0] == 0
 
 
+def test_models_leave_for_one_that_the_device_has_no_memory_for(start):
+    options = ("--model-control=on-demand",)
+    with start("oracle", "attention", options=options, SOFTWARE_CUDA_MEMORY="60000") as server:
+        for _ in range(2):
+            check_golden(server)
+            described = server.stub.ModelMetadata(pb.ModelMetadataRequest(name="attention-16"))  # loads it
+            assert described.platform == "tensorrt_plan"
+            index = server.stub.RepositoryIndex(pb.RepositoryIndexRequest(ready=True)).models
+            assert [model.name for model in index] == ["attention-16"]
+        server.process.terminate()
+        assert server.end()[0] == 0
+
+
 async def test_invalid_requests_fail_alone(engines, tmp_path, caplog):
     """Shapes outside the profile, shapes that contradict each other, and in shared runs unknown token ids."""
 

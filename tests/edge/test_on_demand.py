@@ -295,7 +295,7 @@ async def test_models_are_evicted_for_memory(tmp_path, pinned):
         running.repository.on_change = measure
         measure()
         if pinned:
-            with pytest.raises(Overloaded, match=r"memory for a:1: got 500 MiB.*No loaded model can be evicted"):
+            with pytest.raises(Overloaded, match=r"memory for a:1: got 500 MiB.*No other model can be evicted"):
                 await ask(running, "a")
             return
         for name in "abab":
