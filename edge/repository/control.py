@@ -329,12 +329,12 @@ class ModelControl:
             loop.call_soon_threadsafe(building, progress)
 
         loader = self._repository.loader
-        work = partial(loader.load_model, load.bundle, report, load.unwanted, evicts=self.room is not None)
+        work = partial(loader.load_model, load.bundle, report, load.unwanted)
         model, failure = None, None
         try:
             if self.room:
                 build = _on_thread(partial(loader.build_model, load.bundle, report, load.unwanted))
-                loading = partial(_on_thread, work)
+                loading = partial(_on_thread, partial(work, evicts=True))
                 model = await self.room.load_model(entry, build, loading, building, load.unwanted, load.on_demand)
             else:
                 model = await _on_thread(work)
