@@ -51,17 +51,20 @@ coverage-report:
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --skip-covered
 
-# Under JetPack's Pythons: tests of the device's code that start no process, and files of a server with its stock clients, of
-# which Python 3.12 repeats fewer, without fuzzing, faults and the transport that is not the default.
-# `make test-jetpack6 SERVERS6=tests/edge` runs all others.
+# Under JetPack's Pythons: tests of the device's code that start no process, and files of a server with its stock clients,
+# without fuzzing, faults and the transport that is not the default. Python 3.12 has the packages of Python 3.11, so it
+# repeats what threads, sockets and the event loop may change. `make test-jetpack6 SERVERS6=tests/edge` runs all others.
 QUICKER := $(ON_TWO_CORES) --ignore-glob 'tests/edge/test_*fuzz*' --ignore tests/edge/test_faults.py -k 'not grpcio or test_layers'
 COMPATIBILITY := tests/compatibility/test_edge.py
 SERVERS6 ?= $(addprefix tests/edge/test_,server.py cli.py infer.py bench.py control.py rest.py) $(COMPATIBILITY)
 SERVERS7 ?= tests/edge/test_server.py $(COMPATIBILITY)
+UNITS6 := tests/edge
+UNITS7 := $(addprefix tests/edge/test_,layers.py settings.py logs.py certificates.py build.py loader.py load_faults.py health.py \
+    errors.py scheduler.py runs.py job.py inference.py forms.py generate_requests.py loop.py http.py http2.py limits.py quota.py)
 
 test-jetpack6 test-jetpack7: test-jetpack%:
 	$(if $(PYTHON_JETPACK$*),$(MAKE) .venv-jetpack$*/installed,@echo "skipped: no Python of JetPack $* on this machine")
-	$(if $(PYTHON_JETPACK$*),.venv-jetpack$*/bin/python -m pytest tests/edge --no-processes $(addprefix --ignore=,$(filter-out tests/edge,$(SERVERS$*))) $(QUICKER))
+	$(if $(PYTHON_JETPACK$*),.venv-jetpack$*/bin/python -m pytest $(UNITS$*) --no-processes $(addprefix --ignore=,$(filter-out tests/edge,$(SERVERS$*))) $(QUICKER))
 	$(if $(PYTHON_JETPACK$*),.venv-jetpack$*/bin/python -m pytest $(SERVERS$*) $(QUICKER))
 
 .venv-jetpack%/installed: pyproject.toml constraints.txt

@@ -93,7 +93,7 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
     on_demand = settings.model_control == "on-demand"
     repository = Repository(settings.repository, loader, on_demand=on_demand, pinned=settings.pinned)
     control = ModelControl(repository, settings.model_control, settings.watchdog_seconds, settings.max_loaded)
-    models = OnDemand(repository, control) if on_demand else None
+    models = OnDemand(repository, control)
     health = Health(
         repository,
         scheduler.runs,
@@ -147,8 +147,10 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
     if settings.http_port is not None:
         from edge.http.server import HttpServer
         from edge.rest.paths import RestApi
+        from edge.serving.text_models import TextModels
 
-        api = RestApi(inference, streams, metadata, changes, access, settings.max_message_bytes, hosts)
+        text_models, most_bytes = TextModels(repository, models), settings.max_message_bytes
+        api = RestApi(inference, streams, metadata, text_models, changes, access, most_bytes, hosts)
         rest = HttpServer("http", api.application, quota, _MAX_HTTP_CONNECTIONS, certificates)
     if settings.metrics_port is not None:
         from edge.http.server import HttpServer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -99,8 +99,9 @@ class TokenizerPreprocessor(_TextPreprocessor):
 
     def __init__(self, config: TokenizerPreprocess, definition: bytes, subject: str, *, cut: bool = True) -> None:
         super().__init__(config)
-        self._config = config
+        self.config = config
         self._tokenizer = load_tokenizer(definition, subject)
+        self.vocabulary_size = self._tokenizer.get_vocab_size()
         self._cut = cut
         special = self._tokenizer.num_special_tokens_to_add(config.pair is not None)
         expected = f"more tokens than the {special} that the tokenizer adds"  # the library would raise, or cut nothing
@@ -122,33 +123,54 @@ class TokenizerPreprocessor(_TextPreprocessor):
             if not self._cut:
                 self._check_length(len(encoding.ids))
             # Only these, because an encoding also holds what was cut off.
-            rows.append((encoding.ids, encoding.type_ids, encoding.offsets if self._config.offsets else []))
-        ids = np.full((len(rows), max(len(tokens) for tokens, _, _ in rows)), self._config.pad_id, np.int64)
+            rows.append((encoding.ids, encoding.type_ids, encoding.offsets if self.config.offsets else []))
+        tokens, types, spans = zip(*rows, strict=True)
+        return self._tensors(tokens, types, spans)
+
+    def tokens(self, rows: Sequence[Sequence[int]], subject: str) -> dict[str, Array]:
+        """Return the outputs for texts that are ids already, special ones included; raise an InvalidRequest for others.
+
+        ``subject`` names the ids in errors.
+        """
+        most, size = self.config.max_length, self.vocabulary_size
+        for row in rows:
+            if not 1 <= len(row) <= most:
+                given, expected = Raw(f"{len(row)} ids"), f"1 to {most}"
+                raise InvalidRequest(subject, given=given, expected=expected, fix="Shorten it, or send text.")
+            if wrong := next((token for token in row if not 0 <= token < size), None):
+                fix = "Use the model's own tokenizer, or send text."
+                raise InvalidRequest(f"an id of {subject}", given=wrong, expected=f"0 to {size - 1}", fix=fix)
+        return self._tensors(rows, [[0] * len(row) for row in rows], [[]] * len(rows))
+
+    def _tensors(
+        self, rows: Sequence[Sequence[int]], types: Sequence[Sequence[int]], spans: Sequence[Sequence[tuple[int, int]]]
+    ) -> dict[str, Array]:
+        config = self.config
+        ids = np.full((len(rows), max(map(len, rows))), config.pad_id, np.int64)
         mask, segments = np.zeros_like(ids), np.zeros_like(ids)
-        for row, (tokens, types, _) in enumerate(rows):
+        for row, (tokens, of_row) in enumerate(zip(rows, types, strict=True)):
             ids[row, : len(tokens)] = tokens
             mask[row, : len(tokens)] = 1
-            segments[row, : len(tokens)] = types
-        config = self._config
+            segments[row, : len(tokens)] = of_row
         computed: dict[str, Array] = {config.ids: ids, config.mask: mask}
         if config.segments:
             computed[config.segments] = segments
         if config.offsets:
             computed[config.offsets] = offsets = np.zeros((*ids.shape, 2), np.int64)
-            for row, (_, _, spans) in enumerate(rows):
-                offsets[row, : len(spans)] = spans
+            for row, of_text in enumerate(spans):
+                offsets[row, : len(of_text)] = of_text
         return computed
 
     def _check_length(self, tokens: int) -> None:
-        most, fix = self._config.max_length, "Shorten the text." if tokens else "Send some text."
+        most, fix = self.config.max_length, "Shorten the text." if tokens else "Send some text."
         if not 1 <= tokens <= most:
             given = Raw(f"{tokens} tokens")
-            subject = f"text in input {self._config.input!r}"
+            subject = f"text in input {self.config.input!r}"
             raise InvalidRequest(subject, given=given, expected=f"1 to {most}", fix=fix)
 
     def check_bytes(self, name: str, longest: int) -> None:
         """Raise an InvalidRequest if the longest text of an input has too many bytes."""
-        limit = self._config.max_text_bytes
+        limit = self.config.max_text_bytes
         if longest > limit:
             given, expected = Raw(f"{longest} bytes"), f"at most {limit}"
             raise InvalidRequest(f"text in input {name!r}", given=given, expected=expected, fix="Shorten the text.")

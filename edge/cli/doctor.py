@@ -53,6 +53,10 @@ _BROKEN_CAPABILITIES: Final = ("all", "graphics", "display")
 _DEVICE_FILES: Final = ("dev/nvmap", "dev/nvgpu/igpu0/ctrl", "dev/nvhost-ctrl-gpu")
 #: Typical memory in free blocks of the largest size after some uptime; less shows fragmentation.
 _FRAGMENTED_BYTES: Final = 32 * 2**20
+#: TensorRT asks for so much adjacent memory at once to build some decoders, and boards reserve 256 MiB.
+_CONTIGUOUS_BYTES: Final = 272 * 2**20
+#: Allocations of 4 GiB and more fail on this release.
+_BROKEN_NVMAP: Final = Release(36, 4, 7)
 _MIB: Final = 2**20
 _SUPPORTED: Final = "Update the board to JetPack 6.2 or 7.2."
 _MOUNT: Final = "Start the container with -v /etc/nv_tegra_release:/etc/nv_tegra_release:ro"
@@ -196,6 +200,7 @@ def jetson_checks(
     yield installed("pycuda", "absent", "TensorRT needs it: pip install pycuda, which compiles with nvcc and g++.")
     yield _swap(root)
     yield from _free_blocks(root)
+    yield from _contiguous(root)
 
 
 def driver_version(driver: str = DRIVER) -> str:
@@ -217,6 +222,9 @@ def _jetpack(board: BoardInfo, contained: bool) -> Check:
         return Check(name, "absent", f"unknown, L4T {board.l4t or 'unknown'}", advice)
     if board.jetpack is None:
         return Check(name, "warning", f"unknown, L4T {board.l4t}", "Fewheads is made for JetPack 6.2 and 7.2.")
+    if release == _BROKEN_NVMAP:
+        found, advice = f"{board.jetpack}, L4T {board.l4t}", "The GPU cannot allocate 4 GiB at once; L4T 36.5 can."
+        return Check(name, "warning", found, advice)
     good = any(map(release.runs, _IMAGES))
     return Check(name, "ok" if good else "warning", f"{board.jetpack}, L4T {board.l4t}", "" if good else _SUPPORTED)
 
@@ -336,3 +344,12 @@ def _free_blocks(root: Path) -> Iterator[Check]:
         advice = "Memory is fragmented: sync && sudo sysctl vm.drop_caches=3, or restart the board." if few else ""
         found = f"{total // size} of {size / 2**10:.0f} KiB"
         yield Check("largest free blocks", "warning" if few else "ok", found, advice)
+
+
+def _contiguous(root: Path) -> Iterator[Check]:
+    size = MemorySampler(root).contiguous_bytes()
+    if size is not None:
+        few = size < _CONTIGUOUS_BYTES
+        reserve = "Add cma=950M to APPEND in /boot/extlinux/extlinux.conf, and restart."
+        advice = f"Decoders of many layers may not build. {reserve}" if few else ""
+        yield Check("contiguous memory", "absent" if few else "ok", f"{size // _MIB} MiB", advice)

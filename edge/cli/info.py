@@ -96,13 +96,19 @@ def _bundle(path: Path, manifest: Manifest) -> None:
 
 def print_latencies(bundle: str, tiers: Mapping[str, Sequence[Latency]]) -> None:
     """Print the latencies of a bundle's tiers by their names, each labelled; nothing if there are none."""
+    columns, rows = latency_rows(tiers)
+    if rows:
+        print_table(f"{bundle}, latency of a run: measured, or a {PREDICTION}", columns, rows)
+
+
+def latency_rows(tiers: Mapping[str, Sequence[Latency]]) -> tuple[list[str], list[list[object]]]:
+    """Return the columns and rows of a table of the latencies of tiers by their names, each labelled."""
     rows = [[tier, *_latency_cells(latency)] for tier, latencies in tiers.items() for latency in latencies]
     conditions = ["source", "device", "runtime", "precision", "rows", "tokens"]
     columns = ["tier", "part", *conditions, "ms", "from", "to", "times faster"]
     if not any(row[1] for row in rows):
-        columns, rows = columns[:1] + columns[2:], [row[:1] + row[2:] for row in rows]
-    if rows:
-        print_table(f"{bundle}, latency of a run: measured, or a {PREDICTION}", columns, rows)
+        return columns[:1] + columns[2:], [row[:1] + row[2:] for row in rows]
+    return columns, rows
 
 
 def _latency_cells(latency: Latency) -> tuple[object, ...]:

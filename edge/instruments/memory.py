@@ -84,6 +84,10 @@ class MemorySampler:
         """Return the resident size of the process; 0 where it cannot be read."""
         return self._kilobytes(f"proc/{self._process_id}/status").get("VmRSS", 0)
 
+    def contiguous_bytes(self) -> int | None:
+        """Return the pool of adjacent memory that Linux reserves for devices (CMA); None if it has none."""
+        return self._meminfo().get("CmaTotal")
+
     def _meminfo(self) -> dict[str, int]:
         sizes = self._kilobytes("proc/meminfo")
         if "NvMapMemUsed" in sizes:

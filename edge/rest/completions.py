@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from edge.bundles.preprocess import TokenizerPreprocessor
 from edge.datatypes import Array
 from edge.errors import InvalidRequest, Raw
 from edge.programs.generate import PROMPT_TOKENS
@@ -18,8 +17,8 @@ from edge.programs.sampling import MOST_STOPS
 from edge.protocol import BY_STOP, LOGPROBS, STOPPED, STREAM_PARTIAL, TOKEN_IDS
 from edge.rest.json_messages import INT64, checked, encode, encode_parts, field, kind_of, parameters_of, whole
 from edge.serving.call import InferResponse
-from edge.serving.metadata import TextModel
 from edge.serving.request import InputTensor, RequestedOutput, UncheckedRequest, check_name
+from edge.serving.text_models import TextGenerator
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -156,7 +155,7 @@ def _prompts(value: object) -> list[str | list[int]]:
 class Choices:
     """The choices of one completion: each is the response to a request of its own."""
 
-    def __init__(self, completion: Completion, model: TextModel) -> None:
+    def __init__(self, completion: Completion, model: TextGenerator) -> None:
         self._completion, self._model = completion, model
         self._count = len(completion.prompts) * completion.n
         self._id, self._created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
@@ -214,8 +213,7 @@ class Choices:
         completion, model = self._completion, self._model
         if isinstance(prompt, str):
             text = prompt.encode()
-            assert isinstance(model.model.step, TokenizerPreprocessor)
-            model.model.step.check_bytes(model.prompt, len(text))
+            model.step.check_bytes(model.prompt, len(text))
             contents = np.array([[text]], np.object_)
             inputs = [InputTensor(model.prompt, "BYTES", (1, 1), {}, contents)]
         else:

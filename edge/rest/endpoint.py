@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from inspect import isawaitable
 from typing import Any, Final, TypeVar
 
@@ -27,7 +27,7 @@ from edge.errors import (
 )
 from edge.http.messages import accepted
 from edge.protocol import RETRY_AFTER_MS
-from edge.rest.completions import FIELDS
+from edge.rest import completions, documents
 from edge.rest.json_messages import encode
 from edge.security.access import CALLER, Access, Hosts
 from edge.security.rate import client_of
@@ -160,8 +160,8 @@ async def http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         expected, fix = "one of the protocol's", "GET /v2 is one of them."
         if path.startswith(_OPENAI):
-            expected = "POST /v1/completions or GET /v1/models, all that there is of OpenAI's"
-            fix = "Send a prompt, not a chat; embeddings come from POST /v2/models/MODEL/infer."
+            expected = "POST /v1/completions, /v1/embeddings or /v1/rerank, or GET /v1/models"
+            fix = "Send a prompt, not a chat; GET /v1/models says what each model does."
         said = NotFound("path", given=path, expected=expected, fix=fix)
     elif error.status_code == 405:
         expected, fix = headers.get("Allow", "another one"), "Use the method that the protocol has for this path."
@@ -175,7 +175,8 @@ def json_response(content: object, status: int = 200, headers: dict[str, str] | 
 
 
 def _error_response(path: str, status: int, error: object, headers: dict[str, str] | None = None) -> Response:
-    content = _openai_error(status, error) if path.startswith(_OPENAI) else {"error": str(error)}
+    fields = completions.FIELDS if path.endswith("/completions") else documents.FIELDS
+    content = _openai_error(status, error, fields) if path.startswith(_OPENAI) else {"error": str(error)}
     return json_response(content, status, headers)
 
 
@@ -189,11 +190,11 @@ def _headers(error: RequestError) -> dict[str, str]:
     return {}
 
 
-def _openai_error(status: int, error: object) -> dict[str, Any]:
+def _openai_error(status: int, error: object, fields: Collection[str]) -> dict[str, Any]:
     """Return the body for an error, or its text, with the field of the request that it names."""
     kind, code = _TYPES.get(status, ("server_error", "internal_error"))
     words = re.findall(r"\w+", error.subject) if isinstance(error, FewheadsError) else []
-    param = next((word for word in words if word in FIELDS), None)
+    param = next((word for word in words if word in fields), None)
     if (status, param) == (404, "model"):
         code = "model_not_found"
     return {"error": {"message": str(error), "type": kind, "param": param, "code": code}}

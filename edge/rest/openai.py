@@ -17,8 +17,8 @@ from edge.rest.endpoint import Endpoints, failed, unless_gone
 from edge.rest.json_messages import INLINE_JSON_BYTES, parse
 from edge.serving.call import InferResponse
 from edge.serving.inference import InferenceService
-from edge.serving.metadata import Metadata
 from edge.serving.streams import Streams
+from edge.serving.text_models import DOES, TextGenerator, TextModel, TextModels
 from edge.serving.traces import carry
 
 #: Sends an event with a JSON document, and waits while the client cannot take more.
@@ -69,8 +69,8 @@ class EventStream(Response):
 class OpenAiApi:
     """Answers requests of OpenAI's clients with the models that generate text."""
 
-    def __init__(self, service: InferenceService, streams: Streams, metadata: Metadata, endpoints: Endpoints) -> None:
-        self._service, self._streams, self._metadata, self._endpoints = service, streams, metadata, endpoints
+    def __init__(self, service: InferenceService, streams: Streams, models: TextModels, endpoints: Endpoints) -> None:
+        self._service, self._streams, self._models, self._endpoints = service, streams, models, endpoints
 
     async def complete(self, request: Request) -> object:
         """Answer a request for completions, at once or as events."""
@@ -80,8 +80,8 @@ class OpenAiApi:
             completion = await unless_gone(request, reading)
         else:
             completion = completion_of(parse(body))
-        text_model = await unless_gone(request, self._metadata.text_model(completion.model))
-        answers = Choices(completion, text_model)
+        model = await unless_gone(request, self._models.find(completion.model, TextGenerator))
+        answers = Choices(completion, model)
         if self._service.traced:
             carry(request.headers.items())
         if completion.stream:
@@ -98,10 +98,12 @@ class OpenAiApi:
         return Response(content, media_type="application/json")
 
     def models(self, request: Request) -> object:
-        return {"object": "list", "data": [_described(model) for model in self._metadata.text_models()]}
+        """Return the models that read texts, and what each does."""
+        return {"object": "list", "data": [_described(*listed) for listed in self._models]}
 
     def model(self, request: Request) -> object:
-        return _described(self._metadata.listed_text_model(request.path_params["model"]))
+        """Return one of :meth:`models`."""
+        return _described(*self._models.get(request.path_params["model"]))
 
     async def _stream(self, answers: Choices, include_usage: bool, send: SendEvent) -> None:
         more = {"usage": None} if include_usage else {}
@@ -116,5 +118,6 @@ class OpenAiApi:
             await send(answers.document([], usage=answers.usage()))
 
 
-def _described(entry: Entry) -> dict[str, Any]:
-    return {"id": entry.name, "object": "model", "created": entry.created, "owned_by": "fewheads"}
+def _described(entry: Entry, kind: type[TextModel]) -> dict[str, Any]:
+    about = {"id": entry.name, "object": "model", "created": entry.created, "owned_by": "fewheads"}
+    return {**about, "capabilities": [DOES[kind]]}

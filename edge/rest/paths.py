@@ -28,11 +28,13 @@ from edge.rest.json_messages import (
     values_of,
 )
 from edge.rest.openai import OpenAiApi
+from edge.rest.texts import TextApi
 from edge.security.access import Access, Hosts
 from edge.serving.extensions import Extensions
 from edge.serving.inference import InferenceService
 from edge.serving.metadata import Metadata
 from edge.serving.streams import Streams
+from edge.serving.text_models import TextModels
 
 _M = TypeVar("_M", bound=Message)
 #: Methods, path, RPC whose scopes apply, handler.
@@ -56,6 +58,7 @@ class RestApi:
         service: InferenceService,
         streams: Streams,
         metadata: Metadata,
+        models: TextModels,
         extensions: Extensions,
         access: Access | None,
         max_message_bytes: int,
@@ -64,7 +67,8 @@ class RestApi:
         self._metadata, self._extensions = metadata, extensions
         self._endpoints = Endpoints(access, max_message_bytes, hosts)
         self._infer = InferEndpoint(service, self._endpoints)
-        self._openai = OpenAiApi(service, streams, metadata, self._endpoints)
+        self._openai = OpenAiApi(service, streams, models, self._endpoints)
+        self._texts = TextApi(service, streams, models, self._endpoints)
         self.application = Starlette(routes=list(self._routes()), exception_handlers={HTTPException: http_error})
         self.application.router.redirect_slashes = False
 
@@ -106,6 +110,10 @@ class RestApi:
             ("GET POST", "/v2/trace/setting", "TraceSetting", self._trace),
             ("GET POST", f"{_MODEL}/trace/setting", "TraceSetting", self._trace),
             ("POST", "/v1/completions", "ModelInfer", self._openai.complete),
+            ("POST", "/v1/embeddings", "ModelInfer", self._texts.embeddings),
+            ("POST", "/embed", "ModelInfer", self._texts.embed),
+            ("POST", "/rerank", "ModelInfer", self._texts.rerank),
+            *(("POST", f"/{version}/rerank", "ModelInfer", self._texts.cohere_rerank) for version in ("v1", "v2")),
             ("GET", "/v1/models", "RepositoryIndex", self._openai.models),
             ("GET", "/v1/models/{model}", "ModelMetadata", self._openai.model),
         ]

@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
-
 from edge import __version__
-from edge.bundles.programs import GenerateProgram
-from edge.bundles.steps import TokenizerPreprocess
-from edge.errors import InvalidRequest, NotFound, Raw, RequestError
+from edge.errors import InvalidRequest, RequestError
 from edge.health.health import Health
 from edge.pb import inference_pb2 as pb
-from edge.programs.generate import Generate
 from edge.protocol import PREPROCESS, SPACE
 from edge.repository.entry import Entry
 from edge.repository.model import Model
 from edge.repository.on_demand import OnDemand
-from edge.repository.repository import NotLoaded, Repository
+from edge.repository.repository import Repository
 from edge.scheduling.job import DEFAULT_PRIORITY, PRIORITY_LEVELS
 from edge.scheduling.scheduler import Scheduler
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-
-class TextModel(NamedTuple):
-    """A model that generates text, and the names of its inputs and outputs."""
-
-    model: Model
-    prompt: str
-    ids: str  # those of the prompt's tokens, and their mask
-    mask: str
-    text: str
-    generated: str  # the number of its tokens
-    tokenizer: Tokenizer
-
 
 #: The protocol extensions that every server has.
 EXTENSIONS = (
@@ -136,28 +114,6 @@ class Metadata:
             entries = [entry] if request.version else [entry for entry in entries if entry.name == request.name]
         return pb.ModelStatisticsResponse(model_stats=[_statistics(entry) for entry in entries if entry.version])
 
-    async def text_model(self, name: str) -> TextModel:
-        """Return a model that generates text, loaded; raise a NotFound if it generates none."""
-        self.listed_text_model(name)
-        text_model = _text_model(await self._model(name, ""))
-        assert text_model
-        return text_model
-
-    def listed_text_model(self, name: str) -> Entry:
-        """Return the entry of a model that generates text and answers requests; raise as :meth:`text_model`."""
-        with suppress(NotLoaded):
-            self._repository.ready(name, "")
-        if _is_text_model(entry := self._repository.find(name, "")):
-            return entry
-        known = ", ".join(entry.name for entry in self.text_models()) or "none at all"
-        given, fix = Raw("a model that generates no text"), "GET /v1/models lists those that do."
-        raise NotFound(f"model {name!r}", given=given, expected=f"one of: {known}", fix=fix)
-
-    def text_models(self) -> list[Entry]:
-        """Return the models that generate text and answer requests, each in its highest version."""
-        models = {entry.name: entry for entry in self._repository if entry.answers}
-        return [entry for entry in models.values() if _is_text_model(entry)]
-
     async def _model(self, name: str, version: str) -> Model:
         if self._models:
             return (await self._models.ready(name, version))[1]
@@ -171,21 +127,6 @@ class Metadata:
             if state == "READY" or not request.ready:
                 response.models.add(name=entry.name, version=entry.version, state=state, reason=reason)
         return response
-
-
-def _is_text_model(entry: Entry) -> bool:
-    manifest = entry.model.manifest if entry.model else entry.manifest
-    generates = manifest and isinstance(manifest.program, GenerateProgram)
-    return bool(generates and manifest and isinstance(manifest.preprocess, TokenizerPreprocess))
-
-
-def _text_model(model: Model) -> TextModel | None:
-    program, step = model.manifest.program, model.manifest.preprocess
-    if not isinstance(program, GenerateProgram) or not isinstance(step, TokenizerPreprocess):
-        return None
-    assert isinstance(model.program, Generate)
-    tokenizer = model.program.tokenizer
-    return TextModel(model, step.input, step.ids, step.mask, program.text, program.generated, tokenizer)
 
 
 def _data_type(datatype: str) -> pb.DataType:

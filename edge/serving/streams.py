@@ -54,9 +54,9 @@ class _StreamedRequest:
 class _Outbox:
     """The requests of one stream, and those that have something to send, in turns."""
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: Encoder, in_flight: int = MAX_IN_FLIGHT) -> None:
         self.encoder = encoder
-        self.room = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self.room = asyncio.Semaphore(in_flight)
         self.running: set[_StreamedRequest] = set()
         self.ready: asyncio.Queue[_StreamedRequest | None] = asyncio.Queue()  # None after the last request
         self._order: deque[_StreamedRequest] = deque()  # without partial answers, and not ready
@@ -98,12 +98,14 @@ class Streams:
         outbox = _Outbox(MessageEncoder(stream=True))
         await self._answer(self._read(read, deadline, outbox), write_message, outbox)
 
-    async def answer_all(self, requests: Iterable[UncheckedRequest], write: WriteResponse) -> None:
-        """Answer requests that belong together, as the answers come. Cancelling this cancels all of them.
+    async def answer_all(
+        self, requests: Iterable[UncheckedRequest], write: WriteResponse, in_flight: int = MAX_IN_FLIGHT
+    ) -> None:
+        """Answer requests that belong together, as the answers come; so many at a time. Cancelling this cancels all.
 
         The first error is raised, and cancels the other requests. A shutdown does not stop this.
         """
-        outbox = _Outbox(Encoder())
+        outbox = _Outbox(Encoder(), in_flight)
         await self._answer(self._begin_all(requests, outbox), write, outbox)
 
     async def _answer(

@@ -13,6 +13,8 @@ from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, Manifest
 from edge.errors import BundleError
 from export.bundle.exported import Exported
+from export.report.card import bundle_card
+from export.training.runs import CARD
 
 #: Called with the file whose accuracy is measured, the rows that are done, and all rows.
 OnRows: TypeAlias = Callable[[str, int, int], None]
@@ -97,6 +99,7 @@ def write_contents(
         except BundleError:
             if contents.predicted == "always":
                 raise
+    files[CARD] = bundle_card(manifest).encode()
     bundle = write_bundle(path, manifest, files, replace=replace)
     return Exported.of(bundle, {name: file.largest_difference for name, file in exported.items()})
 

@@ -20,7 +20,9 @@ from edge.datatypes import Array
 from edge.errors import Raw
 from edge.files import replaced_directory, write_durably
 from export.errors import CheckpointError
+from export.report.card import run_card
 from export.training.runs import (
+    CARD,
     CONFIG,
     METRICS,
     TRAIN_AGAIN,
@@ -60,6 +62,7 @@ def save(
         WEIGHTS: safetensors.torch.save({name: tensor.contiguous() for name, tensor in module.state_dict().items()}),
         CONFIG: _encode(config),
         METRICS: _encode(metrics),
+        CARD: run_card(directory.name, config, metrics).encode(),
         **(further or {}),
     }
     try:

@@ -2,7 +2,8 @@
 
 A run directory contains ``weights.safetensors``, ``config.json`` and ``metrics.json``; that of a text model also
 ``tokenizer.json``, that of a fine-tuned one ``predictions.npz``, from which its metrics were computed, and that of a
-trained one ``log.jsonl``, the losses on the way. ``report.html`` is what ``fewheads report`` says of it.
+trained one ``log.jsonl``, the losses on the way. ``README.md`` is its model card, and ``report.html`` what ``fewheads
+report`` says of it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from export.training.points import Planned
 from export.training.provenance import Processor
 
 WEIGHTS, CONFIG, METRICS = "weights.safetensors", "config.json", "metrics.json"
-TOKENIZER, PREDICTIONS, LOG, REPORT = "tokenizer.json", "predictions.npz", "log.jsonl", "report.html"
+TOKENIZER, PREDICTIONS, LOG = "tokenizer.json", "predictions.npz", "log.jsonl"
+CARD, REPORT = "README.md", "report.html"
 TRAIN_AGAIN = "Train the model again."
 
 #: How the hold-out of labelled texts is drawn: by the first text of each row, or as in :mod:`export.data.holdouts`.
@@ -103,7 +105,7 @@ def is_run(directory: Path) -> bool:
     if not directory.is_dir():
         return False
     names = {entry.name for entry in directory.iterdir()}
-    return names - {TOKENIZER, PREDICTIONS, LOG, REPORT} == {WEIGHTS, CONFIG, METRICS}
+    return names - {TOKENIZER, PREDICTIONS, LOG, CARD, REPORT} == {WEIGHTS, CONFIG, METRICS}
 
 
 def read_config(directory: str | Path) -> RunConfig:

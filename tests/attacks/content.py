@@ -8,17 +8,18 @@ import grpc
 
 from edge.pb import inference_pb2 as pb
 from tests.attacks.measure import attack
-from tests.attacks.target import SPECIAL, picture_request
+from tests.attacks.target import WIDE, WIDE_OUTPUTS, Setup, picture_request
 from tests.support import image_model
+from tests.support.models import ORACLE
 from tests.support.sample_requests import good
 from tests.support.server_models import busy
 
 
-def send(target, method, *messages, token="infer"):
+def send(target, method, *messages):
     """Send all messages, serialized or not, at once, and return their statuses."""
     contents = [each if isinstance(each, bytes) else each.SerializeToString() for each in messages]
     with target.channel() as channel:
-        return [future.code() for future in [target.call(channel, method, each, token) for each in contents]]
+        return [future.code() for future in [target.call(channel, method, each) for each in contents]]
 
 
 @attack()
@@ -35,7 +36,7 @@ def _with_parameters(count):
     return request.SerializeToString()
 
 
-@attack(spares=("infer", "image"), setup=SPECIAL)  # they wait for the same runs
+@attack(spares=("infer", "image"), setup=Setup(("--instances=1",)))  # they wait for the same runs
 def large_ids_that_wait(target):
     """Requests that wait behind others, with ids of 60 MB and of 4 MB, 600 MB in all."""
     waiting = busy(1)
@@ -62,16 +63,15 @@ def _png_with(chunks):
 
 
 @attack()
-def pictures_of_many_profiles(target):
-    """Four PNGs of 15,000 compressed colour profiles of 1 MB each."""
-    profile = _chunk(b"iCCP", b"p\0\0" + zlib.compress(bytes(1_000_000)))
-    send(target, "ModelInfer", *[_png_with(profile * 15_000)] * 4)
-
-
-@attack()
-def pictures_of_many_chunks(target):
-    """Two PNGs of 1.4 million empty chunks."""
-    send(target, "ModelInfer", *[_png_with(_chunk(b"aaAa", b"") * 1_400_000)] * 2)
+def hostile_pictures(target):
+    """PNGs of 15,000 compressed colour profiles of 1 MB, of 1.4 million empty chunks, and of 65,535 broken tags."""
+    entries = b"".join(struct.pack("<HHII", number, 2, 1 << 20, 1 << 20) for number in range(65_535))
+    chunks = (
+        _chunk(b"iCCP", b"p\0\0" + zlib.compress(bytes(1_000_000))) * 15_000,
+        _chunk(b"aaAa", b"") * 1_400_000,
+        _chunk(b"eXIf", b"II*\0\x08\0\0\0" + struct.pack("<H", 65_535) + entries),
+    )
+    send(target, "ModelInfer", *map(_png_with, chunks))
 
 
 @attack()
@@ -86,14 +86,6 @@ def long_names(target):
     expected = {grpc.StatusCode.OK, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT}
     lost = sorted(status.name for status in set(statuses) - expected - {grpc.StatusCode.RESOURCE_EXHAUSTED})
     return f"status {', '.join(lost)}" if lost else None
-
-
-@attack()
-def pictures_of_many_tags(target):
-    """Two PNGs whose EXIF has 65,535 broken entries each, of which a decoder may warn."""
-    entries = b"".join(struct.pack("<HHII", number, 2, 1 << 20, 1 << 20) for number in range(65_535))
-    exif = b"II*\0\x08\0\0\0" + struct.pack("<H", 65_535) + entries
-    send(target, "ModelInfer", *[_png_with(_chunk(b"eXIf", exif))] * 2)
 
 
 @attack(spares=("image",))  # their decoding waits for the same threads
@@ -114,14 +106,26 @@ def texts_that_are_too_many(target):
     send(target, "ModelInfer", *[request] * 4)
 
 
-@attack(setup=SPECIAL)
-def long_names_to_load(target):
-    """A load of a model with a name of 30 MB."""
-    send(target, "RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="n" * 30_000_000), token="control")
+@attack()
+def messages_of_many_parts(target):
+    """Millions of inputs, outputs and raw contents, and of dimensions, numbers and texts of an input."""
+    count = 9_000_000
+    for tag in b"\x2a\x32\x3a":  # of an empty input, output and entry of raw contents
+        send(target, "ModelInfer", bytes((tag, 0)) * count)
+    for fields in (
+        {"shape": b"\1" * count},
+        {"contents": {"int64_contents": bytes(count)}},
+        {"contents": {"bytes_contents": [b""] * count}},
+    ):
+        send(target, "ModelInfer", pb.ModelInferRequest(model_name=ORACLE, inputs=[{"name": "x", **fields}]))
 
 
-@attack(setup=SPECIAL, transports=("nghttp2",))
-def directory_with_an_undecodable_name(target):
-    """A bundle in a directory whose name is not UTF-8; the witness reads the telemetry, too."""
-    (status,) = send(target, "RepositoryIndex", pb.RepositoryIndexRequest())
-    return None if status is grpc.StatusCode.OK else f"RepositoryIndex: {status.name}"
+@attack()
+def many_ranks(target):
+    """Three outputs of a million numbers, of which the likeliest 262,144 each are wanted, with their ranks."""
+    request = pb.ModelInferRequest(model_name=WIDE)
+    request.inputs.add(name="x", datatype="FP32", shape=[1]).contents.fp32_contents.append(1)
+    for name in WIDE_OUTPUTS:
+        request.outputs.add(name=name).parameters["classification"].int64_param = 2**18
+    (status,) = send(target, "ModelInfer", request)
+    return None if status is grpc.StatusCode.OK else f"status {status.name}"

@@ -5,8 +5,9 @@ import time
 from contextlib import ExitStack, closing, suppress
 
 from tests.attacks.measure import attack
-from tests.attacks.wire import connect, http_request, stay
-from tests.support.http_requests import INFER, good
+from tests.attacks.target import WIDE
+from tests.attacks.wire import connect, http_request
+from tests.support.http_requests import INFER
 from tests.support.letters_model import NAME
 
 #: gRPC's transport has no part in these.
@@ -38,39 +39,16 @@ def _abandoned(target, count, request, rest_seconds):
 
 
 @attack(**_HTTP)
-def chunks_of_one_byte(target):
-    """5 MB of chunks of one byte each, without a token."""
-    with closing(connect(target.http_port)) as connection:
-        head = http_request(f"POST {INFER}", ["Transfer-Encoding: chunked"])
-        connection.sendall(head + b"1\r\na\r\n" * (5_000_000 // 6))
-        stay(connection, 1.0)
-
-
-@attack(**_HTTP)
-def unknown_parameters_over_http(target):
-    """4 MB of names of parameters that resemble known ones."""
-    _post(target, INFER, {**good(), "parameters": {f"timeou{n:06d}": 1 for n in range(230_000)}})
-
-
-@attack(**_HTTP)
 def many_choices_of_a_long_prompt(target):
     """2 MB: a prompt of a million tokens, 64 times."""
     _post(target, _COMPLETIONS, {"model": NAME, "prompt": [1] * 1_000_000, "n": 64})
 
 
 @attack(**_HTTP)
-def many_choices_with_many_stops(target):
-    """4 MB: a million texts that end a text, 256 times."""
-    _post(target, _COMPLETIONS, {"model": NAME, "prompt": "a", "n": 256, "stop": ["a"] * 1_000_000})
-
-
-@attack(**_HTTP)
-def nested_json(target):
-    """4 MB of opening brackets, and 4 MB of digits."""
-    for body in (b"[" * 4_000_000, b'{"id":' + b"9" * 4_000_000 + b"}"):
-        with suppress(OSError), closing(connect(target.http_port)) as connection:
-            connection.sendall(_request(target, INFER, body))
-            stay(connection, 0.3)
+def long_answers(target):
+    """Three outputs of a million numbers as JSON."""
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1], "data": [0.1]}
+    _post(target, f"/v2/models/{WIDE}/infer", {"inputs": [tensor]})
 
 
 @attack(**_HTTP)

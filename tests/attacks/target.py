@@ -1,18 +1,16 @@
 """A server to attack, with its repository and tokens, and its witness."""
 
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import grpc
 import msgspec
+import numpy as np
 
 from edge.bundles.bundle import write_bundle
 from edge.bundles.manifest import Profile
@@ -22,15 +20,17 @@ from edge.server import Ready
 from tests.attacks.witness import HOST, Call, Reading, Watched
 from tests.support import image_model, text_model
 from tests.support.letters_model import write_letters_bundle
-from tests.support.models import ORACLE_BUNDLE
+from tests.support.models import ORACLE_BUNDLE, graph_of, serialized
 from tests.support.sample_requests import good
 from tests.support.secured_servers import Authority, tokens_file
-from tests.support.server_models import write_busy_bundle
+from tests.support.server_models import write_bundle_of, write_busy_bundle
 
 #: The files that a process may open by default.
 FILES = 1024
 SECONDS = 60
-TOKENS = ("infer", "control", "metrics")
+TOKENS = ("infer", "metrics")
+#: A model with outputs of a million numbers each.
+WIDE, WIDE_OUTPUTS, COLUMNS = "wide", "abc", 2**20
 
 
 class Home(NamedTuple):
@@ -55,6 +55,13 @@ def make_home(directory):
         max_batch_size=32,
     )
     write_bundle(repository / "sentiment-1", manifest, text_model.files())
+    graph = graph_of(
+        f"wide (float[1] x) => ({', '.join(f'float[{COLUMNS}] {name}' for name in WIDE_OUTPUTS)})"
+        f" {{ {' '.join(f'{name} = Expand(x, size)' for name in WIDE_OUTPUTS)} }}",
+        size=np.array([COLUMNS]),
+    )
+    wide = {name: np.ones(COLUMNS, np.float32) for name in WIDE_OUTPUTS}
+    write_bundle_of(repository, WIDE, serialized(graph), {"x": np.ones(1, np.float32)}, wide)
     tokens = tokens_file(directory / "tokens", **{scope: (scope,) for scope in TOKENS})
     authority = Authority(directory / "authority")
     authority.issue()
@@ -66,27 +73,16 @@ class Setup(NamedTuple):
 
     Attributes:
         arguments: beside the usual ones.
-        tokens: whether it requires them.
-        bundles: adds bundles to its repository.
     """
 
     arguments: tuple[str, ...] = ()
     tls: bool = False
-    tokens: bool = True
-    bundles: Callable[[Path], object] | None = None
 
 
 def picture_request(picture):
     request = pb.ModelInferRequest(model_name=image_model.NAME)
     request.inputs.add(name="image", datatype="BYTES", shape=(1, 1)).contents.bytes_contents.append(picture)
     return request
-
-
-#: One run at a time, models loaded on request, all messages in the log, and a directory whose name is not UTF-8.
-SPECIAL = Setup(
-    arguments=("--instances=1", "--model-control=explicit", "--load-model=*", "--log-level=debug"),
-    bundles=lambda repository: shutil.copytree(ORACLE_BUNDLE, f"{repository}/copy-\udcff"),
-)
 
 
 class NotStarted(Exception):
@@ -103,28 +99,21 @@ class Target:
     def __init__(self, home, transport, setup):
         self.home, self.transport, self.setup = home, transport, setup
         self.log = home.directory / f"{transport}.log"
-        self.repository = home.directory / "repository"
-        if setup.bundles:
-            self.repository = Path(tempfile.mkdtemp(dir=home.directory))
-            for bundle in (home.directory / "repository").iterdir():
-                (self.repository / bundle.name).symlink_to(bundle, target_is_directory=True)
-            setup.bundles(self.repository)
         options = ["--grpc-port=0", "--http-port=0", "--metrics-port=0", "--json", "--target=onnxruntime"]
         options += [f"--transport={transport}", f"--cache={home.directory / 'cache'}", *setup.arguments]
-        options += [f"--tokens={home.directory / 'tokens'}"] if setup.tokens else []
+        options.append(f"--tokens={home.directory / 'tokens'}")
         if setup.tls:
             options += [f"--tls-{part}={home.authority.file.parent / f'server.{end}'}" for part, end in _TLS]
         command = ["sh", "-c", f'ulimit -n {FILES}; exec "$@"', "sh", sys.executable, "-m", "edge", "serve"]
         with open(self.log, "wb") as log:
-            self._process = subprocess.Popen(
-                [*command, str(self.repository), *options], stdout=subprocess.PIPE, stderr=log
-            )
+            command += [str(home.directory / "repository"), *options]
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()
             raise NotStarted(self.log.read_text(errors="replace").strip().rpartition("\n")[2])
         ready = msgspec.json.decode(line, type=Ready)
-        assert setup.bundles or not ready.unavailable, ready.unavailable
+        assert not ready.unavailable, ready.unavailable
         assert ready.http_port
         assert ready.metrics_port
         self.grpc_port, self.http_port, self.metrics_port = ready.grpc_port, ready.http_port, ready.metrics_port
@@ -132,8 +121,8 @@ class Target:
         self.readings = []
         self._watch()
 
-    def bearer(self, token="infer"):
-        return (("authorization", f"Bearer {self.home.tokens[token]}"),)
+    def bearer(self):
+        return (("authorization", f"Bearer {self.home.tokens['infer']}"),)
 
     def channel(self):
         """Return a channel without limits, with a connection of its own."""
@@ -141,10 +130,10 @@ class Target:
         options += [("grpc.max_receive_message_length", -1)]
         return grpc.insecure_channel(f"{HOST}:{self.grpc_port}", options)
 
-    def call(self, channel, method, content, token="infer"):
+    def call(self, channel, method, content):
         """Start a call; a server that takes longer than 20 s for one has fallen."""
         rpc = channel.unary_unary(f"/{INFERENCE}/{method}")
-        return rpc.future(content, timeout=20, metadata=self.bearer(token))
+        return rpc.future(content, timeout=20, metadata=self.bearer())
 
     @property
     def alive(self):

@@ -83,7 +83,8 @@ def _parameters():
     setups = list(dict.fromkeys(attack.setup for attack in ATTACKS.values()))
     for transport, attack in sorted(rows, key=lambda row: (row[0] != "nghttp2", setups.index(row[1].setup))):
         residue = RESIDUES.get((attack.name, transport))
-        marks = [pytest.mark.xfail(strict=False, reason=": ".join(residue))] if residue else []
+        # It cannot fail, so nobody has to wait for it.
+        marks = [pytest.mark.slow, pytest.mark.xfail(strict=False, reason=": ".join(residue))] if residue else []
         yield pytest.param(attack, transport, id=f"{attack.name}-{transport}", marks=marks)
 
 

@@ -18,7 +18,7 @@ from edge.runtimes.table import choose
 from edge.runtimes.tensorrt.build import compile_onnx
 from edge.runtimes.tensorrt.runtime import TensorRt
 from tests.support.builds import children
-from tests.support.commands import answer, fewheads
+from tests.support.commands import answer, fewheads, shown
 from tests.support.layer_shapes import LENGTHS, SHAPES, write_layer_shapes
 from tests.support.models import (
     ORACLE_BUNDLE,
@@ -132,7 +132,7 @@ def test_skipped_tactics_are_recorded_and_reported_at_load(software, in_process,
 def test_unfused_attention_is_rejected_on_request(in_process, tmp_path):
     fused = write_attention_bundle(tmp_path / "fused", 32)
     command = ("build", fused.path, "--target", TARGET, "--cache", tmp_path / "cache", "--require-fused-attention")
-    assert "1 block, fused" in answer(fewheads(*command))
+    assert "1 block, fused" in shown(*command)
     unfused, options = write_attention_bundle(tmp_path / "unfused", 8), BuildOptions(require_fused_attention=True)
     why = "1 block, not fused: head dimension 8 is below 16"
     expected = f"attention: got {why}, expected every block fused, as --require-fused-attention demands. Export FP16"

@@ -24,7 +24,7 @@ from edge.scheduling.job import Job
 from edge.scheduling.runs import Runs
 from edge.scheduling.tier_executor import LoopExecutor
 from tests.device.software import LAUNCH
-from tests.support.commands import answer, fewheads
+from tests.support.commands import shown
 from tests.support.in_process import running_here
 from tests.support.loop_model import ENDLESS, NAME, check_requests_that_join_and_leave, prompt, write_halving_bundle
 from tests.support.sample_requests import triton_input
@@ -42,7 +42,7 @@ def bundle(tmp_path_factory):
 def cache(bundle, tmp_path_factory):
     """A cache with the engines of both roles, each built in a child process."""
     directory = tmp_path_factory.mktemp("cache")
-    built = json.loads(answer(fewheads("build", bundle.path, "--target", "tensorrt", "--cache", directory, "--json")))
+    built = json.loads(shown("build", bundle.path, "--target", "tensorrt", "--cache", directory, "--json"))
     assert [one["build"]["golden"]["rows"] for one in built] == [2, 2]
     return directory
 

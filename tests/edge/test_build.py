@@ -110,15 +110,6 @@ def test_full_disk_keeps_nothing(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_default_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("FEWHEADS_CACHE", raising=False)
-    assert cache_directory(None) == tmp_path / ".cache" / "fewheads"
-    monkeypatch.setenv("FEWHEADS_CACHE", str(tmp_path / "elsewhere"))
-    assert cache_directory(None) == tmp_path / "elsewhere"
-    assert cache_directory(tmp_path) == tmp_path
-
-
 @with_rtx
 def test_build_for_tensorrt_rtx_cannot_be_loaded(oracle, tmp_path):
     record = build(oracle, RTX, tmp_path).record
@@ -133,10 +124,10 @@ def test_build_for_tensorrt_rtx_cannot_be_loaded(oracle, tmp_path):
 MIB = 1024**2
 
 
-@pytest.fixture(params=["onnxruntime", pytest.param(RTX, marks=with_rtx)])
+@pytest.fixture
 def runtime(request, monkeypatch):
     """A runtime of this machine whose builds go to a child process, as those of TensorRT do."""
-    chosen = choose(request.param)
+    chosen = choose(getattr(request, "param", ORT))
     monkeypatch.setattr(type(chosen), "isolated_build", True)
     return chosen
 
@@ -153,6 +144,7 @@ def process(bundle, cache, *command):
     )
 
 
+@pytest.mark.parametrize("runtime", [ORT, pytest.param(RTX, marks=with_rtx)], indirect=True)
 def test_build_in_a_child_equals_one_in_this_process(runtime, oracle, tmp_path, monkeypatch):
     reported = []
     started = []
@@ -352,3 +344,12 @@ def test_memory_is_checked_before_a_build(oracle, tmp_path, monkeypatch):
             "cannot be swapped. Stop other models and programs, add swap, or lower --workspace-mib (512 now); "
             "--ignore-memory builds all the same."
         )
+
+
+def test_default_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("FEWHEADS_CACHE", raising=False)
+    assert cache_directory(None) == tmp_path / ".cache" / "fewheads"
+    monkeypatch.setenv("FEWHEADS_CACHE", str(tmp_path / "elsewhere"))
+    assert cache_directory(None) == tmp_path / "elsewhere"
+    assert cache_directory(tmp_path) == tmp_path

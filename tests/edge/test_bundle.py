@@ -296,13 +296,8 @@ def test_set_is_read_back_and_equal_sets_are_equal_bytes():
 def test_set_that_differs_from_the_manifest_is_rejected():
     for key, array, message in (
         ("odd/x", np.zeros(1), "golden array 'odd/x': got 'odd/x', expected input/…, output/… or raw/…. Export the"),
-        ("input/y", np.zeros(1), "golden input names: got ['x', 'y'], expected exactly ['x']. Export the bundle"),
         ("raw/y", np.zeros(8), "golden raw: got ['expression', 'y'], expected ['expression']. Export the bundle"),
         ("output/value", np.zeros((0, 1), "f4"), "golden output 'value': got FP32 [0, 1], expected FP32 [-1, 1], not"),
-        ("output/value", np.zeros((8, 1), "f8"), "golden output 'value': got FP64 [8, 1], expected FP32 [-1, 1], not"),
-        ("output/value", np.zeros((8, 2), "f4"), "golden output 'value': got FP32 [8, 2], expected FP32 [-1, 1], not"),
-        ("output/value", np.full((8, 1), INF, "f4"), "golden output 'value': got NaN or Inf, expected finite values."),
-        ("output/value", np.zeros((7, 1), "f4"), "golden: got {'input/x': 8, 'output/value': 7, 'raw/expression': 8}"),
     ):
         with np.load(io.BytesIO(ENCODED)) as good:
             arrays = {**good, key: array}

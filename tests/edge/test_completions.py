@@ -118,7 +118,6 @@ def test_other_errors_have_the_same_form(writer):
         (COMPLETIONS, completion(model=ORACLE), 404, "model_not_found"),
         (f"/v1/models/{ORACLE}", None, 404, "model_not_found"),
         ("/v1/chat/completions", {}, 404, "not_found"),
-        ("/v1/embeddings", {}, 404, "not_found"),
         (COMPLETIONS, None, 405, "method_not_allowed"),
         (COMPLETIONS, completion(prompt=[PROMPT, FAILING]), 500, "internal_error"),
         (COMPLETIONS, completion(prompt=FAILING, stream=True), 500, "internal_error"),
@@ -126,7 +125,10 @@ def test_other_errors_have_the_same_form(writer):
         heard = ask(address(writer), path, body)
         assert (heard.status, error_of(heard)["code"]) == (status, code), (path, body)
         if code == "not_found":
-            assert "expected POST /v1/completions or GET /v1/models, all that there" in error_of(heard)["message"]
+            assert (
+                "expected POST /v1/completions, /v1/embeddings or /v1/rerank, or GET /v1/models"
+                in error_of(heard)["message"]
+            )
     assert wait_until(lambda: is_at_rest(writer))
 
 

@@ -112,10 +112,15 @@ LESS = "Set NVIDIA_DRIVER_CAPABILITIES=compute,utility: some releases of NVIDIA'
 COMPAT = {"usr/local/cuda-13.2/compat/libcuda.so.595.71.05": ""}
 FRAGMENTS = "Node 0, zone Normal 9 9 9 9 9 9 9 9 9 8 0\n"
 SEEN = (RELEASE,)
+NVMAP = "The GPU cannot allocate 4 GiB at once; L4T 36.5 can."
+CONTIGUOUS = (
+    "Decoders of many layers may not build. Add cma=950M to APPEND in /boot/extlinux/extlinux.conf, and restart."
+)
 CASES = [
     Case("jetpack", "absent", "unknown, L4T unknown", JETPACKS, files={RELEASE: None}),
     Case("jetpack", "warning", "unknown, L4T 40.1.0", "Fewheads is", files=release("R40 (release), REVISION: 1.0")),
     Case("jetpack", "warning", "5.1.2, L4T 35.4.1", JETPACKS, files=release("R35 (release), REVISION: 4.1")),
+    Case("jetpack", "warning", "6.2.1, L4T 36.4.7", NVMAP, files=release("R36 (release), REVISION: 4.7")),
     Case("jetpack", "ok", "6.1, L4T 36.4.0", files=release("R36 (release), REVISION: 4.0")),
     Case("jetpack", "absent", "unknown, L4T unknown", f"{MOUNT} to see it.", mounts=()),
     Case("power mode", "absent", "unknown", "Mount /etc/nvpmodel.conf, /etc/nvpmodel and /var/lib/nvpm", mounts=()),
@@ -141,6 +146,8 @@ CASES = [
     Case("swap", "warning", "none", NO_SWAP, files={"proc/swaps": f"{SWAPS}\n"}),
     Case("swap", "warning", "none", NO_SWAP, files={"proc/swaps": f"{SWAPS}/swapfile file N/A 0 -2\n"}),
     Case("swap", "ok", "file 8192 MiB", files={"proc/swaps": f"{SWAPS}/swapfile file 8388604 0 -2\n"}),
+    Case("contiguous memory", "absent", "256 MiB", CONTIGUOUS, files={"proc/meminfo": "CmaTotal:  262144 kB\n"}),
+    Case("contiguous memory", "ok", "950 MiB", files={"proc/meminfo": "CmaTotal:  972800 kB\n"}),
     Case("largest free blocks", "warning", "8 of 2048 KiB", COMPACT, files={"proc/buddyinfo": FRAGMENTS}),
 ]
 

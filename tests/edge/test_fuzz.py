@@ -28,7 +28,7 @@ from tests.support.sample_requests import SEEDS, good, in_region, methods
 ON_EVERY_TRANSPORT = True  # it tests the protocol
 
 #: Examples for each RPC, for ModelInfer, and for each kind of the extensions.
-EXAMPLES, INFER_EXAMPLES, EXTENSION_EXAMPLES = 25, 500, 150
+EXAMPLES, INFER_EXAMPLES, EXTENSION_EXAMPLES = 20, 200, 60
 #: Growth that is not a leak: allocator pools, and counters of error kinds.
 ALLOWED_GROWTH_BYTES = 24 * 2**20
 ALLOWED = {

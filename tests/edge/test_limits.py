@@ -6,20 +6,15 @@ import time
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import grpc
-import numpy as np
-import psutil
 import pytest
-from hyperframe.frame import ContinuationFrame, HeadersFrame, PingFrame
+from hyperframe.frame import PingFrame
 
 from edge.connections.listener import Listener
 from edge.connections.quota import Quota
 from edge.errors import UsageError
 from edge.grpcio.server import generic_handlers
-from edge.pb import inference_pb2 as pb
 from edge.rpc.limits import Limits
 from tests.support.http2_client import RawClient, Subject, serving
-from tests.support.metrics import wait_until
-from tests.support.server_models import busy
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
 
@@ -124,48 +119,6 @@ async def test_calls_above_the_limit_fail_alone(transport):
         assert await method(b"x", timeout=10) == b"x"
 
 
-INFER = "/inference.GRPCInferenceService/ModelInfer"
-CANCEL = 8
-#: Memory of a connection and its buffers; far below the sizes announced or sent.
-ALLOWED_GROWTH_BYTES = 16 * 2**20
-
-
-class Watched:
-    def __init__(self, server):
-        self._process = psutil.Process(server.process_id)
-        self._files, self._bytes = self._process.num_fds(), self._process.memory_info().rss
-
-    def grown(self):
-        return int(self._process.memory_info().rss - self._bytes)
-
-    def has_closed_files(self):
-        return wait_until(lambda: self._process.num_fds() <= self._files)
-
-
-@pytest.fixture
-def watched(server, stub):
-    stub.ServerLive(pb.ServerLiveRequest())  # so that the connection of this client is open
-    return Watched(server)
-
-
-def is_served(stub):
-    return bool(stub.ModelInfer(busy(3), timeout=10).raw_output_contents[0] == np.int64(3).tobytes())
-
-
-async def test_endless_headers_take_no_memory(server, stub, watched, transport):
-    """The CONTINUATION flood: 20 MB of headers, none of them the last."""
-    async with RawClient(server.grpc_port) as client:
-        await client.greet().agreed()
-        client.send(HeadersFrame(1, client.head(1, "ModelInfer", _path=INFER).data))
-        field = client.encoder.encode([("x", "y" * 1000)])
-        for _ in range(200):
-            client.send(*(ContinuationFrame(1, field * 10) for _ in range(10)))
-        await (client.end() if transport == "nghttp2" else client.answer())
-    assert is_served(stub)
-    assert watched.grown() < ALLOWED_GROWTH_BYTES
-    assert watched.has_closed_files()
-
-
 async def test_port_survives_a_lack_of_files(monkeypatch):
     """Accepting fails while the process has no file, and goes on afterwards."""
     import resource
@@ -199,6 +152,22 @@ async def test_port_survives_a_lack_of_files(monkeypatch):
     await listener.close()
 
 
+async def test_all_addresses_of_a_host_have_one_port(monkeypatch):
+    addresses = ("127.0.0.1", "127.0.0.2", "192.0.2.1")  # the last one is none of this machine
+
+    async def resolve(host, port, **options):
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    listener = Listener("http", Quota(100, 100, 100), 100, lambda share: asyncio.Protocol())
+    port = await listener.open("many", 0)
+    assert [each.getsockname() for each in listener._sockets] == [(each, port) for each in addresses[:2]]
+    await listener.close()
+    addresses = addresses[2:]
+    with pytest.raises(UsageError, match=r"^--http-port 0: got .*, expected a free port on many. Give another"):
+        await listener.open("many", 0)
+
+
 async def test_flood_of_connections_takes_turns_with_the_rest_of_the_server():
     class Closing(asyncio.Protocol):
         def connection_made(self, transport):
@@ -218,19 +187,3 @@ async def test_flood_of_connections_takes_turns_with_the_rest_of_the_server():
     for client in clients:
         client.close()
     assert most < 5, turns
-
-
-async def test_all_addresses_of_a_host_have_one_port(monkeypatch):
-    addresses = ("127.0.0.1", "127.0.0.2", "192.0.2.1")  # the last one is none of this machine
-
-    async def resolve(host, port, **options):
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
-    listener = Listener("http", Quota(100, 100, 100), 100, lambda share: asyncio.Protocol())
-    port = await listener.open("many", 0)
-    assert [each.getsockname() for each in listener._sockets] == [(each, port) for each in addresses[:2]]
-    await listener.close()
-    addresses = addresses[2:]
-    with pytest.raises(UsageError, match=r"^--http-port 0: got .*, expected a free port on many. Give another"):
-        await listener.open("many", 0)

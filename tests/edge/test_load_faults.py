@@ -194,22 +194,20 @@ def test_load_that_never_ends_delays_no_shutdown(tmp_path):
         assert loading.exception()
 
 
-@pytest.mark.parametrize("mode", ["none", "explicit"])
-def test_directory_whose_name_is_not_utf_8_harms_nobody(tmp_path, mode):
+def test_directory_whose_name_is_not_utf_8_harms_nobody(tmp_path):
     directory = tmp_path / "repository"
     write_oracle_bundle(directory / "oracle", "oracle", 1)
     os.mkdir(os.fsencode(directory) + b"/bad\xff")
-    with served(directory, f"--model-control={mode}", *["--load-model=*"] * (mode == "explicit")) as server:
+    with served(directory, "--model-control=explicit", "--load-model=*") as server:
         assert server.ready.ready == ("oracle:1",)
         assert list(server.ready.unavailable) == ["bad\\udcff"]
         assert f"file {directory}/bad\\udcff/manifest.json" in model_states(server)["bad\\udcff"][1]
         (problem,) = problems(server)
         assert problem.startswith("bad\\udcff is not served: ")
-        if mode == "explicit":
-            (directory / "bad\udcff").rmdir()
-            write_oracle_bundle(directory / "bad\udcff", "good", 1)
-            server.stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="bad\\udcff"))
-            assert model_states(server)["good"] == ("READY", "")
+        (directory / "bad\udcff").rmdir()
+        write_oracle_bundle(directory / "bad\udcff", "good", 1)
+        server.stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="bad\\udcff"))
+        assert model_states(server)["good"] == ("READY", "")
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -359,6 +357,17 @@ def test_lower_of_the_system_and_the_control_group_counts(tmp_path):
         assert (found.size_bytes, found.source) == (left * MIB, source)
 
 
+def test_server_without_room_reports_it_and_keeps_its_models(tmp_path):
+    repository = write_oracle_bundle(tmp_path / "repository" / "a", "oracle", 1).path.parent
+    total = {reading.kind: reading.size_bytes for reading in MemorySampler().sample()}["system_total"]
+    with served(repository, f"--memory-headroom-bytes={total}", "--model-control=explicit") as server:
+        with pytest.raises(grpc.RpcError, match="memory for oracle:1: got ") as caught:
+            server.stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="oracle"))
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        (model,) = server.stub.RepositoryIndex(pb.RepositoryIndexRequest()).models
+        assert (model.state, "to be kept free" in model.reason) == ("UNAVAILABLE", True)
+
+
 @pytest.mark.slow
 def test_load_teaches_the_budget(tmp_path, bundle):
     budget, device = MemoryBudget(machine(tmp_path, 2**20), 0), Scheduler(1, device_bound=False)
@@ -369,14 +378,3 @@ def test_load_teaches_the_budget(tmp_path, bundle):
         loader.load_model(bundle)
     loader.close(model)
     device.close()
-
-
-def test_server_without_room_reports_it_and_keeps_its_models(tmp_path):
-    repository = write_oracle_bundle(tmp_path / "repository" / "a", "oracle", 1).path.parent
-    total = {reading.kind: reading.size_bytes for reading in MemorySampler().sample()}["system_total"]
-    with served(repository, f"--memory-headroom-bytes={total}", "--model-control=explicit") as server:
-        with pytest.raises(grpc.RpcError, match="memory for oracle:1: got ") as caught:
-            server.stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="oracle"))
-        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-        (model,) = server.stub.RepositoryIndex(pb.RepositoryIndexRequest()).models
-        assert (model.state, "to be kept free" in model.reason) == ("UNAVAILABLE", True)

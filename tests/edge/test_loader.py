@@ -32,13 +32,14 @@ from tests.support.models import DATA, oracle_golden, write_oracle_bundle
 from tests.support.text_model import write_sentiment_bundle
 
 
-@pytest.fixture(params=[True, False], ids=["device", "processor"])
+@pytest.fixture
 def scheduler(request):
-    scheduler = Scheduler(1, device_bound=request.param)
+    scheduler = Scheduler(1, device_bound=getattr(request, "param", True))
     yield scheduler
     scheduler.close()
 
 
+@pytest.mark.parametrize("scheduler", [True, False], indirect=True, ids=["device", "processor"])
 def test_requests_run_between_the_loads_of_tiers(scheduler, tmp_path, monkeypatch, request):
     order = []
     threads = set()
@@ -65,6 +66,7 @@ def test_requests_run_between_the_loads_of_tiers(scheduler, tmp_path, monkeypatc
     assert not model.use.take()
 
 
+@pytest.mark.parametrize("scheduler", [True, False], indirect=True, ids=["device", "processor"])
 def test_failed_load_closes_earlier_tiers(scheduler, tmp_path, monkeypatch):
     closed = []
     real = loader.load_with

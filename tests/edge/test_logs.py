@@ -103,6 +103,7 @@ def test_messages_are_bounded_and_safe_for_a_terminal(capsys, monkeypatch, log_f
 def test_paths_of_http_requests_are_escaped_and_queries_left_out(tmp_path):
     lines = (
         b"GET /v2/models/a%%1b[2J?token=%s HTTP/1.1",
+        b"GET /v2/\x1b[31mred?%s HTTP/1.1",
         b"GET /a?b'%s HTTP/1.1",
         b"GET /a?b %s c HTTP/1.1",
         b"GET /a?%s",

@@ -19,7 +19,7 @@ from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
 from edge.programs.tier_program import load_tier
 from edge.repository.model import Model
-from tests.support.commands import fewheads, mistake, shown
+from tests.support.commands import mistake, ran, shown
 from tests.support.jobs import prepared
 from tests.support.loop_model import ENDLESS, MOST_LOOPS, NAME, array_of, loop_request, prompt, write_halving_bundle
 from tests.support.metrics import is_at_rest, wait_until
@@ -274,7 +274,7 @@ def test_profile_times_files_and_loops(bundle, tmp_path):
     assert all(file["milliseconds"] > 0 for file in times["files"])
     assert [(loop["rows"], loop["golden_loops"]) for loop in times["loops"]] == [(1, 4), (4, 4)]
     profile = ("profile", bundle.path, "--calls", 3, "--cache", tmp_path)
-    assert "this takes minutes" in fewheads(*profile, "--json").stderr
+    assert "this takes minutes" in ran(*profile, "--json").stderr
     assert "got a file, expected a free path" in mistake(*profile, "--out", out)
     assert "--lengths: got (8,), expected none with a bundle" in mistake(*profile, "--lengths", 8)
     assert "--out: expected a file for the table" in mistake("profile", tmp_path)
@@ -305,8 +305,8 @@ def test_info_build_and_doctor_name_the_roles(bundle, tmp_path):
     assert all(checks[f"{NAME} full {role}"]["status"] == "ok" for role in ("embed", "step"))
     broken = shutil.copytree(bundle.path, tmp_path / "broken")
     (broken / "step.onnx").write_bytes(b"broken")
-    done = fewheads("doctor", broken, "--json")
-    assert done.returncode == 1
+    done = ran("doctor", broken, "--json")
+    assert done.exit_code == 1
     (check,) = [check for check in json.loads(done.stdout)["checks"] if check["name"].startswith("broken")]
     assert (check["status"], "step.onnx" in check["found"]) == ("failed", True)
 

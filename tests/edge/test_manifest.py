@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from edge.bundles import manifest_file, rules
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import FileRecord, Manifest, Measure, Profile, Serving, schema
+from edge.bundles.manifest import FileRecord, Measure, Profile, Serving, schema
 from edge.bundles.programs import CacheTensor, GenerateProgram
 from edge.bundles.steps import TokenizerPreprocess
 from edge.datatypes import TensorSpec
@@ -35,8 +34,6 @@ GOOD += [LATENCIES]
 WORDS = [re.findall(rb"[\w.-]+|[^\w.-]+", good) for good in GOOD]
 SNIPPETS = [b"", b"-1", b"0", b"1e999", b"9" * 30, b"null", b"true", b"{}", b"[[]]", b'""', b"\\ud800", b"..", b"\xff"]
 SNIPPETS += sorted({word for words in WORDS for word in words})
-
-Change = Callable[[Manifest], Manifest]
 
 
 def with_files(manifest):
@@ -88,8 +85,6 @@ EMBEDDING = "space of the tiers: got '0000000000000000', expected none, or an em
 BROKEN = [
     (ORACLE, own_record, "m files: got 'manifest.json', expected every other file, because a manifest cannot hash"),
     (ORACLE, fields(golden="model.onnx"), f"file of an artifact or of the golden set: got 'model.onnx', {ONCE}"),
-    (ORACLE, profile((9, 15), (8, 15), (64, 15)), "got ((9, 15), (8, 15), (64, 15)), expected min <= opt <= max in ev"),
-    (ORACLE, profile((1, 15), (8, 15), (63, 15)), "got (63, 15), expected the first dimension of max to be max_batch"),
     (TEXT, fields(program=None, postprocess={"labels": ("a", "b", "c")}), f"got 'logits', {LABELS.format(3)}"),
     (TEXT, fields(program=None, postprocess={"logits": "zz"}), f"m postprocess logits: got 'zz', {LABELS.format(2)}"),
     (TEXT, fields(program=None, outputs=logits("FP64", -1, 2)), f"got 'logits', {LABELS.format(2)}"),
@@ -118,8 +113,6 @@ BROKEN = [
     (TEXT, fields(program=None, serving=Serving(policy="router")), "serving policy: got 'router', expected another"),
     (TEXT, fields(serving=Serving(preferred_batch_sizes=(4, 9))), "got (4, 9), expected at most max_batch_size (8)"),
     (PAIR, fields(preprocess={"pair": "text"}), f"preprocess input: got 'text', {ONCE}"),
-    (PAIR, fields(preprocess={"pair": "logits"}), f"preprocess input: got 'logits', {NEW}"),
-    (PAIR, fields(preprocess={"segments": "zz"}), "preprocess output: got 'zz', expected one of ['input_ids', 'attent"),
     (PAIR, fields(preprocess={"segments": "input_ids"}), f"preprocess output: got 'input_ids', {ONCE}"),
     (
         TEXT,

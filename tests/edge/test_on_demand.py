@@ -24,6 +24,7 @@ from edge.repository import loader
 from edge.repository.budget import MemoryBudget
 from edge.serving.metadata import Metadata
 from edge.settings import TRANSPORTS
+from tests.support.embedder_model import embeddings, write_embedder_bundle
 from tests.support.http_requests import INFER
 from tests.support.http_requests import ask as http_ask
 from tests.support.in_process import running_service
@@ -424,6 +425,7 @@ def test_every_transport_waits_for_models(tmp_path, transport):
     repository = tmp_path / "repository"
     write_oracle_bundle(repository / "oracle")
     write_letters_bundle(repository / "letters")
+    write_embedder_bundle(repository / "embedder")
     write(repository, "a")
     options = ("--model-control=on-demand", "--max-loaded=2", "--pin=a", "--http-port=0", f"--transport={transport}")
     with (
@@ -431,12 +433,9 @@ def test_every_transport_waits_for_models(tmp_path, transport):
         triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
         Client(f"127.0.0.1:{ready.grpc_port}") as ours,
     ):
-        assert (ready.ready, ready.on_demand) == (("a:1",), (f"{ORACLE}:1", f"{LETTERS}:1"))
+        assert (ready.ready, ready.on_demand) == (("a:1",), (f"{ORACLE}:1", "embedder:1", f"{LETTERS}:1"))
         http = f"127.0.0.1:{ready.http_port}"
         expression, prompt = {"expression": column("3 + 4")}, {"prompt": column("abc")}
-
-        def check(outputs):
-            assert outputs["value"].tolist() == [[7]]
 
         def is_loaded():
             return [m.name for m in client.get_model_repository_index().models if m.state == "READY" and m.name != "a"]
@@ -445,11 +444,13 @@ def test_every_transport_waits_for_models(tmp_path, transport):
         for _ in range(2):
             result = client.infer(ORACLE, [triton_input("expression", column("3 + 4"))])
             assert result.as_numpy("value").tolist() == [[7]]
-            assert [model["id"] for model in http_ask(http, "/v1/models").json["data"]] == [LETTERS]
+            listed = {model["id"]: model["capabilities"] for model in http_ask(http, "/v1/models").json["data"]}
+            assert listed == {"embedder": ["embeddings"], LETTERS: ["completions"]}
             assert is_loaded() == [ORACLE]
-            assert http_ask(http, "/v1/completions", completion(prompt="abc", max_tokens=3)).json["choices"][0][
-                "text"
-            ] == continued("abc", 3)
+            completed = http_ask(http, "/v1/completions", completion(prompt="abc", max_tokens=3))
+            assert completed.json["choices"][0]["text"] == continued("abc", 3)
+            embedded = http_ask(http, "/embed", {"inputs": ["good"]})  # by the only model that can
+            assert embedded.json == embeddings(["good"]).tolist()
             body = {"inputs": [{"name": "expression", "datatype": "BYTES", "shape": [1, 1], "data": ["3 + 4"]}]}
             assert http_ask(http, INFER, body).json["outputs"][0]["data"] == [7]
             assert client.is_model_ready(LETTERS)

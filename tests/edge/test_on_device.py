@@ -16,7 +16,7 @@ from edge.cli.bench import publish
 from edge.client import Client
 from edge.errors import FewheadsError, UsageError
 from tests.support.boards import orin_nano, write
-from tests.support.commands import answer, fewheads
+from tests.support.commands import shown
 from tests.support.models import ORACLE_BUNDLE
 from tests.support.server_models import echo_input, write_echo_bundle
 from tests.support.text_model import write_sentiment_bundle
@@ -58,8 +58,8 @@ def test_record_has_every_tier_and_batch_size_in_process_and_served(tmp_path):
     bundle = write_sentiment_bundle(tmp_path / "sentiment")
     out = tmp_path / "record.json"
     options = ("--requests=12", "--rounds=3", "--idle-gaps=0.01,0.02", "--idle-requests=2", "--target=onnxruntime")
-    done = fewheads("bench", "--on-device", bundle.path, *options, f"--cache={tmp_path}", f"--out={out}", "--json")
-    printed = json.loads(answer(done))
+    command = ("bench", "--on-device", bundle.path, *options, f"--cache={tmp_path}", f"--out={out}", "--json")
+    printed = json.loads(shown(*command))
     record = device_table.read_record(out)
     assert json.loads(out.read_text()) == printed
     assert {(one.tier, one.rows, one.where) for one in record.series} == {

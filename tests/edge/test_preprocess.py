@@ -23,7 +23,7 @@ from tests.support.jobs import prepared
 from tests.support.models import EXPRESSIONS, MAX_BATCH_SIZE, ORACLE_BUNDLE
 from tests.support.sample_requests import column
 from tests.support.sample_requests import column as texts
-from tests.support.server_models import ECHO_MAX, echo_input, echo_output, write_echo_bundle
+from tests.support.server_models import ECHO_MAX, echo_input, write_echo_bundle
 
 STEP = STEPS[ExpressionPreprocess](
     ExpressionPreprocess(input="text", output="tokens", max_abs_operand=1024.0), Bundle.open(ORACLE_BUNDLE)
@@ -129,27 +129,6 @@ def test_segments_are_optional():
     assert list(of_pairs(segments=None)(column("good"), column("bad"))) == list(both)
 
 
-def test_golden_text_must_give_the_golden_inputs(tmp_path):
-    good, files = text_pair_model.golden(), text_pair_model.files()
-    both = "bundle .* golden raw 'text', 'text_pair': got"
-    for number, (changed, message) in enumerate(
-        [
-            (lambda array: array[::-1], f"{both} other values, expected exactly"),
-            (lambda array: np.char.multiply(array, 99), f"{both} text in input 'text'"),
-            (lambda array: np.ones((len(array), 1)), f"{both} float64 .*, expected bytes"),
-            (lambda array: array[:, [0, 0]], rf"{both} .S\d+ .*2\], expected bytes"),
-        ]
-    ):
-        raw = {name: changed(array) for name, array in good.raw.items()}
-        encoded = Golden(good.inputs, good.outputs, raw).encode()
-        bundle = write_bundle(tmp_path / str(number), text_pair_model.manifest(), {**files, "golden.npz": encoded})
-        with pytest.raises(BundleError, match=message):
-            preprocessor(bundle)
-    encoded = Golden(good.inputs, good.outputs, {"text": good.raw["text"]}).encode()
-    with pytest.raises(BundleError, match=r"raw: got \['text'\], expected \['text', 'text_pair'\]"):
-        write_bundle(tmp_path / "missing", text_pair_model.manifest(), {**files, "golden.npz": encoded})
-
-
 def test_broken_tokenizer_is_rejected(tmp_path):
     files = {**text_pair_model.files(), "tokenizer.json": b"{}"}
     bundle = write_bundle(tmp_path / "b", text_pair_model.manifest(), files)
@@ -204,14 +183,6 @@ def tokens(rows):
     return np.repeat(tokenize(["3 - -4 + 2"]), rows, axis=0)
 
 
-def test_model_has_the_tensors_of_its_graph_and_of_its_preprocessing(models):
-    oracle, echo = models["oracle"], models["echo"]
-    assert (oracle.name, oracle.version) == ("calculator-oracle", "1")
-    assert (list(oracle.inputs), oracle.optional) == (["expression", "x"], {"expression", "x"})
-    assert (list(oracle.outputs), list(oracle.tiers), oracle.golden_diffs) == (["value"], ["full"], {"full": 0})
-    assert (list(echo.inputs), list(echo.outputs), echo.optional) == ([ECHO], [echo_output("FP32")], set())
-
-
 def test_tensors_pass_through_and_texts_are_preprocessed(models):
     array = tokens(MAX_BATCH_SIZE)
     rows, inputs = prepared(models["oracle"], {"x": array})
@@ -254,3 +225,24 @@ def test_invalid_requests_are_rejected(models):
     ):
         with pytest.raises(InvalidRequest, match=re.escape(message)):
             prepared(models[name], arrays)
+
+
+def test_golden_text_must_give_the_golden_inputs(tmp_path):
+    good, files = text_pair_model.golden(), text_pair_model.files()
+    both = "bundle .* golden raw 'text', 'text_pair': got"
+    for number, (changed, message) in enumerate(
+        [
+            (lambda array: array[::-1], f"{both} other values, expected exactly"),
+            (lambda array: np.char.multiply(array, 99), f"{both} text in input 'text'"),
+            (lambda array: np.ones((len(array), 1)), f"{both} float64 .*, expected bytes"),
+            (lambda array: array[:, [0, 0]], rf"{both} .S\d+ .*2\], expected bytes"),
+        ]
+    ):
+        raw = {name: changed(array) for name, array in good.raw.items()}
+        encoded = Golden(good.inputs, good.outputs, raw).encode()
+        bundle = write_bundle(tmp_path / str(number), text_pair_model.manifest(), {**files, "golden.npz": encoded})
+        with pytest.raises(BundleError, match=message):
+            preprocessor(bundle)
+    encoded = Golden(good.inputs, good.outputs, {"text": good.raw["text"]}).encode()
+    with pytest.raises(BundleError, match=r"raw: got \['text'\], expected \['text', 'text_pair'\]"):
+        write_bundle(tmp_path / "missing", text_pair_model.manifest(), {**files, "golden.npz": encoded})

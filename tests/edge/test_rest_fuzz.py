@@ -100,7 +100,7 @@ def test_random_and_mutated_bodies(http_url, connection, examples):
 @EXAMPLES
 def test_every_path(http_url, examples):
     nothing = None
-    routes = list(RestApi(nothing, nothing, nothing, nothing, None, 0).application.routes)
+    routes = list(RestApi(nothing, nothing, nothing, nothing, nothing, None, 0).application.routes)
     paths = sorted((method, route.path) for route in routes for method in route.methods - {"HEAD"})
     assert len(paths) > 20
     words = st.sampled_from([ORACLE, VERSIONED, "1", "3", "a", "%2e%2e", "%00", "%ff"]) | st.integers().map(str)

@@ -131,6 +131,7 @@ ROWS = [
     Row("a slash too many", 404, "/v2/", None, "'/v2/'"),
     Row("GET of infer", 405, INFER, None, "expected POST"),
     Row("gzip", 501, INFER, b"\x1f\x8b", "Content-Encoding", {"Content-Encoding": "gzip"}),
+    Row("under another name", 403, "/v2", None, "--allow-host", {"Host": "evil.example"}),
     Row("from a page", 403, INFER, good(), "http://evil.example", {"Origin": "http://evil.example"}),
 ]
 
@@ -293,7 +294,7 @@ async def test_large_answers_as_json_are_written_beside_the_event_loop(tmp_path,
             threads.append(threading.current_thread() is not threading.main_thread())
             return super().encode(response)
 
-    array = np.zeros(elements, np.int64)
+    array = np.arange(elements)
     item = {
         "name": "in_int64",
         "datatype": "INT64",
@@ -303,8 +304,10 @@ async def test_large_answers_as_json_are_written_beside_the_event_loop(tmp_path,
     document = json.dumps({"inputs": [item]}).encode()
     request, _ = infer_request("echo-int64", "", document + array.tobytes(), len(document))
     async with running_service(tmp_path, lambda repository: write_echo_bundle(repository, "INT64")) as running:
-        await running.service.infer(request, None, Recorder(binary, {}))
+        body, json_bytes = await running.service.infer(request, None, Recorder(binary, {}))
     assert threads == [beside]
+    if not binary:
+        assert json.loads(body[:json_bytes])["outputs"][0]["data"] == array.tolist()
 
 
 def test_nonfinite_numbers_are_as_in_triton():

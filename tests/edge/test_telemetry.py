@@ -19,7 +19,7 @@ from edge.instruments.snapshot import STAGES, Timings
 from edge.instruments.statistics import ModelStatistics
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc, telemetry_pb2
+from edge.pb import telemetry_pb2
 from edge.scheduling.job import expired
 from edge.telemetry.metrics import (
     _SENSORS,
@@ -38,7 +38,6 @@ from tests.support.sample_requests import good, text
 from tests.support.server_models import busy, echo_input, write_busy_bundle, write_echo_bundle
 from tests.support.text_model import write_sentiment_bundle
 
-Stub = inference_pb2_grpc.GRPCInferenceServiceStub
 Get = Callable[[], telemetry_pb2.Reading]
 
 

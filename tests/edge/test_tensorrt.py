@@ -19,7 +19,15 @@ from tests.data.make_broken_bundles import changed_onnx, custom_operator
 from tests.device.doubles import double as trt_double
 from tests.device.networks import classifier
 from tests.support.marks import with_rtx
-from tests.support.models import ATTENTION_HEADS, ATTENTION_SEQUENCE, attention_onnx, oracle_manifest, oracle_onnx
+from tests.support.models import (
+    ATTENTION_HEADS,
+    ATTENTION_SEQUENCE,
+    attention_onnx,
+    graph_of,
+    oracle_manifest,
+    oracle_onnx,
+    serialized,
+)
 
 MIB = 1024**2
 
@@ -191,87 +199,42 @@ def test_unusable_models_are_rejected():
 
 
 node = helper.make_node
-FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
-HEADS, SHORT, USUAL, LONG, INT8_LONG = 4, 16, 64, 128, 512
+FLOAT, HEADS, LONG, INT8_LONG = TensorProto.FLOAT, 4, 128, 512
 
 
-def serialized(nodes, inputs, outputs, constants):
-    """Return the bytes of a model. Inputs and outputs are name, ONNX type and shape; a dimension may be a name."""
-    tensors = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
-    ends = [[helper.make_tensor_value_info(*each) for each in some] for some in (inputs, outputs)]
-    opsets = [helper.make_opsetid("", 17)]
-    graph = helper.make_graph(nodes, "model", *ends, tensors)
-    return helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString()
+def quantized(*names):
+    """Return nodes that quantize tensors and back; the results end with ``_d``."""
+    pair = "{0}_q = QuantizeLinear({0}, step, zero) {0}_d = DequantizeLinear({0}_q, step, zero)"
+    return " ".join(map(pair.format, names))
 
 
-class AttentionGraph:
-    """softmax(q kᵀ · scale) v, with a variation; q and k have ``size`` features, v has ``value``."""
+SCALED, WEIGHTS = "x = Mul(product, scale)", "s = Softmax<axis = -1>(x)"
+INT8 = {
+    "factors": f"{quantized('q', 'k', 'v')} t = Transpose<perm = [0, 1, 3, 2]>(k_d) product = MatMul(q_d, t)",
+    "end": f"{quantized('s')} z = MatMul(s_d, v_d) {quantized('z').replace('z_d', 'y')}",
+}
+MASKED = "scaled = Mul(product, scale)"
 
-    def __init__(self, size=32, value=None, element=HALF, variation="", longest=LONG):
-        self.element, self.dtype = element, {HALF: np.float16, FLOAT: np.float32}[element]
-        self.nodes, self.constants = [], {}
-        self.inputs = {"q": size, "k": size, "v": value or size}
-        query, key = self.before(variation, size, value)
-        operands = ["v"]
-        if variation == "int8":
-            query, key, operands = self.quantized("q"), self.quantized("k"), [self.quantized("v")]
-        scores = self.add("MatMul", query, self.add("Transpose", key, perm=[0, 1, 3, 2]))
-        softmax = self.softmax(variation, self.scaled(variation, scores))
-        if variation == "gated":
-            softmax = self.add("Mul", softmax, self.constant(np.ones((1, HEADS, 1, 1), self.dtype)))
-        if variation == "int8":
-            softmax = self.quantized(softmax)
-        output = self.add("MatMul", softmax, *operands)
-        if variation == "int8":
-            self.quantized(output)
-        self.nodes[-1].output[0] = "y"
-        masks = [("mask", TensorProto.BOOL if variation == "where" else element, ["N", 1, 1, "S"])]
-        masked = masks if variation in ("mask", "where") else []
-        shapes = [(name, element, ["N", HEADS, "S", features]) for name, features in self.inputs.items()]
-        outputs = [("y", element, ["N", HEADS, "S", self.inputs["v"]])]
-        self.model = serialized(self.nodes, shapes + masked, outputs, self.constants)
-        self.profile = {
-            name: [(rows, HEADS, tokens, size) for rows, tokens in ((1, SHORT), (2, USUAL), (8, longest))]
-            for name, size in self.inputs.items()
-        }
-        if masked:
-            self.profile["mask"] = [(1, 1, 1, SHORT), (2, 1, 1, USUAL), (8, 1, 1, longest)]
 
-    def add(self, operator, *inputs, **attributes):
-        output = f"t{len(self.nodes)}"
-        self.nodes.append(node(operator, inputs, [output], name=f"{operator} {output}", **attributes))
-        return output
-
-    def constant(self, value):
-        name = f"c{len(self.constants)}"
-        self.constants[name] = value
-        return name
-
-    def quantized(self, name):
-        scale, zero = self.constant(np.array(0.05, self.dtype)), self.constant(np.int8(0))
-        return self.add("DequantizeLinear", self.add("QuantizeLinear", name, scale, zero), scale, zero)
-
-    def before(self, variation, size, value):
-        if variation == "slice":
-            bounds = [self.constant(np.array([bound])) for bound in (0, size // 2, 3)]
-            return [self.add("Slice", name, *bounds) for name in "qk"]
-        if variation == "pad":
-            padding = self.constant(np.array([0] * 7 + [value - size]))
-            return [self.add("Pad", name, padding) for name in "qk"]
-        return ["q", "k"]
-
-    def scaled(self, variation, scores):
-        scores = self.add("Mul", scores, self.constant(np.array(0.25, self.dtype)))
-        if variation == "mask":
-            return self.add("Add", scores, "mask")
-        if variation == "where":
-            return self.add("Where", "mask", scores, self.constant(np.array(-1e4, self.dtype)))
-        return scores
-
-    def softmax(self, variation, scores):
-        if variation != "cast":
-            return self.add("Softmax", scores, axis=-1)
-        return self.add("Cast", self.add("Softmax", self.add("Cast", scores, to=FLOAT), axis=-1), to=self.element)
+def attention(
+    size=32,
+    value=None,
+    mask="",
+    factors="t = Transpose<perm = [0, 1, 3, 2]>(k) product = MatMul(q, t)",
+    scores=SCALED,
+    softmax=WEIGHTS,
+    end="y = MatMul(s, v)",
+):
+    """Return softmax(q kᵀ · scale) v, with a variation; q and k have ``size`` features, v has ``value``."""
+    value = value or size
+    widths = {"q": size, "k": size, "v": value}
+    inputs = ", ".join(f"float16[N, {HEADS}, S, {width}] {name}" for name, width in widths.items())
+    inputs += f", {mask}[N, 1, 1, S] mask" if mask else ""
+    half = np.float16
+    constants = {"scale": half(0.25), "low": half(-1e4), "step": half(0.05), "zero": np.int8(0)}
+    nodes = " ".join((factors, scores, softmax, end))
+    text = f"attention ({inputs}) => (float16[N, {HEADS}, S, {value}] y) {{ {nodes} }}"
+    return serialized(graph_of(text, **{name: one for name, one in constants.items() if name in nodes}))
 
 
 def indices():
@@ -292,22 +255,25 @@ def indices():
     inputs = [(name, TensorProto.INT64, ["n", *widths.get(name, [])]) for name in names] + [("x", FLOAT, ["m", 4])]
     shapes = {"rows": 2, "columns": 3, "each": 2, "shifted": 2, "points": 1, "parts": 2}
     outputs = [(name, FLOAT, [None] * rank) for name, rank in shapes.items()]
-    return serialized(nodes, inputs, outputs, {"table": np.zeros((7, 5), np.float32), "last": np.array([1])})
+    ends = [[helper.make_tensor_value_info(*each) for each in some] for some in (inputs, outputs)]
+    constants = {"table": np.zeros((7, 5), np.float32), "last": np.array([1])}
+    tensors = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    return serialized(helper.make_graph(nodes, "model", *ends, tensors))
 
 
 INDEX_LIMITS = {"both": 5, "elements": 7}
 
 
-MODELS = {"int8": classifier("int8"), "indices": indices()}
+MODELS = {"int8": classifier(int8=True), "indices": indices()}
+#: Attention, and the most tokens.
 ATTENTION = {
-    **{f"{size} features": {"size": size} for size in (8, 16, 19, 256, 264)},
-    **{f"int8, {size} features": {"size": size, "variation": "int8"} for size in (16, 24, 32, 64)},
-    "int8, long": {"size": 64, "variation": "int8", "longest": INT8_LONG + 1},
-    "fp32": {"element": FLOAT},
-    "wide values": {"size": 16, "value": 64},
-    "narrow values": {"size": 64, "value": 32},
-    "pad": {"size": 16, "value": 64, "variation": "pad"},
-    **{name: {"variation": name} for name in ("mask", "where", "cast", "slice", "gated")},
+    **{f"{size} features": (attention(size), LONG) for size in (8, 19, 264)},
+    "wide values": (attention(16, 64), LONG),
+    "mask": (attention(mask="float16", scores=f"{MASKED} x = Add(scaled, mask)"), LONG),
+    "where": (attention(mask="bool", scores=f"{MASKED} x = Where(mask, scaled, low)"), LONG),
+    "cast": (attention(softmax="w = Cast<to = 1>(x) p = Softmax<axis = -1>(w) s = Cast<to = 10>(p)"), LONG),
+    **{f"int8, {size} features": (attention(size, **INT8), LONG) for size in (24, 64)},
+    "int8, long": (attention(64, **INT8), INT8_LONG + 1),
 }
 
 
@@ -362,17 +328,18 @@ def test_indices_are_found_in_every_version(version):
 @pytest.mark.parametrize("name", ATTENTION)
 def test_double_fuses_like_tensorrt_rtx(name):
     rtx, builder, real, double, copy = networks()
-    attention = AttentionGraph(**ATTENTION[name])
-    assert parsed(double, copy, attention.model) == parsed(rtx, real, attention.model)
+    model, longest = ATTENTION[name]
+    assert parsed(double, copy, model) == parsed(rtx, real, model)
     config = builder.create_builder_config()
     config.num_compute_capabilities = 1
     config.set_compute_capability(rtx.ComputeCapability.SM86, 0)
-    profile = builder.create_optimization_profile()
-    for tensor, shapes in attention.profile.items():
-        profile.set_shape(tensor, *shapes)
+    profile, batches = builder.create_optimization_profile(), ((1, 16), (2, 64), (8, longest))
+    for index in range(real.num_inputs):
+        shape = tuple(real.get_input(index).shape)
+        sizes = ((rows, *(tokens if size == -1 else size for size in shape[1:])) for rows, tokens in batches)
+        profile.set_shape(real.get_input(index).name, *sizes)
     config.add_optimization_profile(profile)
     engine = bytes(builder.build_serialized_network(real, config))
-    longest = max(shapes[2][2] for shapes in attention.profile.values())
     assert bool(double.attention.fused_attention(copy, False, longest)) == (b"_gemm_mha_v2" in engine)
 
 

@@ -18,11 +18,10 @@ from edge.security.access import TELEMETRY_GET, Access
 from edge.security.rate import MAX_BUCKETS, Rate, RateLimit, client_of, parse_rate
 from edge.security.tokens import MAX_TOKENS, Token, find_token, new_token, read_token, read_tokens
 from edge.security.watched import read_limited
-from tests.support.commands import answer, fewheads, refusal
+from tests.support.commands import mistake, ran, shown
 from tests.support.secured_servers import tokens_file
 
 INFER, LIVE = f"/{INFERENCE}/ModelInfer", f"/{INFERENCE}/ServerLive"
-TOKEN = "token, expected one of the server's tokens"
 SHAPE = 'expected {"name": "…", "scopes": ["…"], "sha256": "…"}. Make one with `fewheads token NAME --scope SCOPE`.'
 
 
@@ -119,20 +118,6 @@ def test_scopes_decide_which_rpcs_a_token_may_call(file):
         assert str(caught.value).startswith(f"{method}: got token {name!r} with the scope {message}")
 
 
-def test_caller_without_a_known_token_is_unauthenticated(file):
-    secret = tokens_file(file, camera=["infer"])["camera"]
-    for header, message in (
-        *((header, "got nothing, expected a token") for header in (None, "")),
-        *((header, "got another scheme, expected the scheme Bearer") for header in (f"Basic {secret}", secret)),
-        *((f"Bearer{rest}", f"got an unknown {TOKEN}") for rest in ("", f" {secret}x", f" x {secret}")),
-    ):
-        for rpc in (INFER, "/no.Such/Rpc"):
-            with pytest.raises(Unauthenticated) as caught:
-                Access(file).authorize(header, rpc)
-            assert str(caught.value).startswith(f"authorization: {message}. Send `authorization: Bearer TOKEN`;")
-            assert secret not in str(caught.value)
-
-
 def test_changed_file_takes_effect_and_an_invalid_one_does_not(file, caplog):
     old = tokens_file(file, camera=["infer"])["camera"]
     access = Access(file, check_seconds=0)
@@ -151,42 +136,27 @@ def test_changed_file_takes_effect_and_an_invalid_one_does_not(file, caplog):
     assert (access.problem, access.authorize(f"Bearer {newest}", INFER)) == ("", "gate")
 
 
-def test_file_is_checked_once_a_second(file, monkeypatch):
-    now = 5.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    old = tokens_file(file, camera=["infer"])["camera"]
-    access = Access(file)
-    for changed in range(2):
-        new = tokens_file(file, camera=["infer"])["camera"]
-        now += 0.9
-        assert access.authorize(f"Bearer {old}", INFER) == "camera", changed
-        now += 0.125
-        assert access.authorize(f"Bearer {new}", INFER) == "camera", changed
-        old = new
-
-
 def test_command_prints_the_line_and_the_token(file):
-    done = fewheads("token", "camera", "--scope", "infer", "--scope", "metrics")
-    file.write_text(answer(done))
+    done = ran("token", "camera", "--scope", "infer", "--scope", "metrics")
+    file.write_text(done.stdout)
     file.chmod(0o600)
     found = find_token(read_tokens(file), done.stderr.split()[-1])
     assert (found.name, found.scopes) == ("camera", ("infer", "metrics"))
-    made = json.loads(answer(fewheads("token", "camera", "--scope=control", "--json")))
+    made = json.loads(shown("token", "camera", "--scope=control", "--json"))
     assert hashlib.sha256(made["token"].encode()).hexdigest() == made["line"]["sha256"]
     out = file.parent / "camera.token"
-    done = fewheads("token", "camera", "--scope=infer", "--out", out)
-    file.write_text(answer(done))
+    done = ran("token", "camera", "--scope=infer", "--out", out)
+    file.write_text(done.stdout)
     found = find_token(read_tokens(file), read_token(out))  # which refuses a file that others may read
     assert found
     assert out.read_text().strip() not in done.stdout + done.stderr
-    made = json.loads(answer(fewheads("token", "camera", "--scope=infer", "--out", f"{out}2", "--json")))
+    made = json.loads(shown("token", "camera", "--scope=infer", "--out", f"{out}2", "--json"))
     assert made["token_file"] == f"{out}2"
     before = out.read_bytes()
     for wrong in (out, file.parent / "none" / "token"):  # an earlier token stays
-        line = refusal(fewheads("token", "camera", "--scope=infer", "--out", wrong), 2)
-        assert line.startswith(f"fewheads: --out {wrong}: got ")
+        assert mistake("token", "camera", "--scope=infer", "--out", wrong).startswith(f"--out {wrong}: got ")
     assert out.read_bytes() == before
-    assert "token name: got 'two words'" in refusal(fewheads("token", "two words", "--scope=infer"), 2)
+    assert "token name: got 'two words'" in mistake("token", "two words", "--scope=infer")
 
 
 def test_file_of_unknown_size_is_read_up_to_the_limit():
@@ -274,3 +244,34 @@ def test_ipv6_clients_are_networks():
     addresses = ("127.0.0.1", "::ffff:10.0.0.1", "2001:db8:1:2:3:4:5:6", "fe80::1%eth0", "x:y")
     clients = ["127.0.0.1", "10.0.0.1", "2001:db8:1:2::/64", "fe80::/64", "x:y"]
     assert [client_of(address) for address in addresses] == clients
+
+
+TOKEN = "token, expected one of the server's tokens"
+
+
+def test_caller_without_a_known_token_is_unauthenticated(file):
+    secret = tokens_file(file, camera=["infer"])["camera"]
+    for header, message in (
+        *((header, "got nothing, expected a token") for header in (None, "")),
+        *((header, "got another scheme, expected the scheme Bearer") for header in (f"Basic {secret}", secret)),
+        *((f"Bearer{rest}", f"got an unknown {TOKEN}") for rest in ("", f" {secret}x", f" x {secret}")),
+    ):
+        for rpc in (INFER, "/no.Such/Rpc"):
+            with pytest.raises(Unauthenticated) as caught:
+                Access(file).authorize(header, rpc)
+            assert str(caught.value).startswith(f"authorization: {message}. Send `authorization: Bearer TOKEN`;")
+            assert secret not in str(caught.value)
+
+
+def test_file_is_checked_once_a_second(file, monkeypatch):
+    now = 5.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    old = tokens_file(file, camera=["infer"])["camera"]
+    access = Access(file)
+    for changed in range(2):
+        new = tokens_file(file, camera=["infer"])["camera"]
+        now += 0.9
+        assert access.authorize(f"Bearer {old}", INFER) == "camera", changed
+        now += 0.125
+        assert access.authorize(f"Bearer {new}", INFER) == "camera", changed
+        old = new

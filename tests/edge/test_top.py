@@ -23,7 +23,7 @@ from edge.client import Client, text
 from edge.launch import running_server
 from edge.pb import telemetry_pb2 as pb
 from edge.telemetry.window import between
-from tests.support.commands import SECONDS, fewheads, shown
+from tests.support.commands import SECONDS, ran, shown
 from tests.support.models import ORACLE, ORACLE_BUNDLE
 
 
@@ -104,8 +104,8 @@ def test_energy_and_board_of_a_jetson():
 
 
 def test_pipe_gets_plain_tables(url):
-    short = fewheads("top", "--url", url, "--interval", "0.01")
-    assert (short.returncode, "0.1<=x<=3600" in short.stderr) == (2, True)
+    short = ran("top", "--url", url, "--interval", "0.01")
+    assert (short.exit_code, "0.1<=x<=3600" in short.stderr) == (2, True)
     with top(url) as process:
         assert process.stdout is not None
         titles = 0

@@ -8,7 +8,6 @@ import torch._dynamo.config
 from torch.onnx._internal.exporter import _registration
 
 from export.cli.finetune import finetune
-from export.cli.shapes import shapes
 from export.data import expressions as data
 from export.papers.calculator.train import train_run
 from tests.support.calculators import export_untrained
@@ -97,14 +96,6 @@ def sst2(tmp_path_factory):
     options = ("--data-dir", root, "--lr", 2e-2, "--max-length", 32)
     invoke(finetune, "SST-2", "--model", root / "model", "--out", root, *options, "--final")
     return root
-
-
-@pytest.fixture(scope="session")
-def layer_shapes(sst2, tmp_path_factory):
-    """A directory with the layer shapes of that run, for 8 and 16 tokens and both runtimes."""
-    directory = tmp_path_factory.mktemp("layers") / "shapes"
-    invoke(shapes, sst2 / "SST-2", "--out", directory, "--lengths", "8,16")
-    return directory
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from export.training.runs import CONFIG, Speedup, read_config
 from tests.support.marks import with_rtx
 from tests.support.sample_requests import column
 from tests.support.stock_client import served_bundles
-from tests.support.task_data import invoke, make_sentiment, make_transformer, write_model, write_sst2
+from tests.support.task_data import invoke, make_sentiment, make_transformer, write_model, write_rows, write_sst2
 
 OPTIONS = ("--lr", 2e-2, "--batch", 32, "--max-length", 32)
 
@@ -119,11 +119,10 @@ def test_runtimes_tune_for_texts_of_32_tokens(pair, most, usual):
 def stsb(tmp_path_factory):
     """A run on pairs of texts with scores, 5 where the second praises and else 0, and its bundle."""
     root = tmp_path_factory.mktemp("pairs")
-    (root / "glue" / "STS-B").mkdir(parents=True)
     for name, number, seed in (("train", 240, 0), ("dev", 40, 1)):
         pairs = zip(make_sentiment(number, seed + 10), make_sentiment(number, seed), strict=True)
-        lines = [f"{first}\t{second}\t{5 * label}.000" for (first, _), (second, label) in pairs]
-        (root / "glue" / "STS-B" / f"{name}.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *lines]))
+        rows = [(first, second, f"{5 * label}.000") for (first, _), (second, label) in pairs]
+        write_rows(root / "glue" / "STS-B" / f"{name}.tsv", ("sentence1", "sentence2", "score"), rows)
     write_model(root / "model", make_transformer(layers=1))
     data = ("--data-dir", root)
     # Not to learn the scores, only to depend on the texts: a constant has no spread to compare files by.
@@ -161,13 +160,12 @@ def test_the_bundle_of_pairs_takes_two_texts_and_gives_the_score_of_training(sts
 
 
 @with_rtx
-def test_every_tier_compiles_with_fused_attention(bundled, stsb):
-    for path in (bundled / "models" / "sst2-1", stsb / "models" / "sts-b-1"):
-        bundle = Bundle.open(path)
-        for tier in bundle.manifest.tiers:
-            built = build(bundle, "tensorrt-rtx:SM86", stsb / "cache", tier=tier.name)
-            assert built.record.engine.attention_fused, tier.name
-            assert b"_gemm_mha_v2" in (built.directory / built.record.file).read_bytes()
+def test_every_tier_compiles_with_fused_attention(stsb):
+    bundle = Bundle.open(stsb / "models" / "sts-b-1")
+    for tier in bundle.manifest.tiers:
+        built = build(bundle, "tensorrt-rtx:SM86", stsb / "cache", tier=tier.name)
+        assert built.record.engine.attention_fused, tier.name
+        assert b"_gemm_mha_v2" in (built.directory / built.record.file).read_bytes()
 
 
 def test_tiers_are_named_by_speed_and_a_bundle_carries_the_files_of_chosen_runtimes(bundled, tmp_path):

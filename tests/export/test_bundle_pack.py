@@ -8,7 +8,6 @@ import sys
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 from onnx import TensorProto, helper
 
 from edge.bundles.bundle import Bundle
@@ -24,7 +23,7 @@ from tests.support.models import oracle_onnx, serialized
 from tests.support.onnx_graphs import FLOAT, constant, model_of, node, packed, value, write
 from tests.support.sample_requests import column
 from tests.support.stock_client import served_bundles
-from tests.support.task_data import invoke
+from tests.support.task_data import finished, invoke
 
 EXPRESSIONS = ("1 + 2", "3 - 4", "-5", "1 - 2 + 3")
 
@@ -79,7 +78,7 @@ def test_bundle_with_real_inputs_is_served(tmp_path):
     assert [(one.device, one.precision, one.rows, one.part) for one in latencies] == [
         ("Jetson Orin Nano Super", "fp32", rows, None) for rows in (1, 8)
     ]
-    last = CliRunner().invoke(info, [str(bundle.path)], catch_exceptions=False).stdout.splitlines()[-1]
+    last = invoke(info, bundle.path).splitlines()[-1]
     assert re.fullmatch("made .* by the owner of model.onnx, .* golden inputs: real.npz", last), "no seed, no commit"
     with served_bundles([bundle.path], tmp_path / "cache") as ask:
         assert ask("own", {"x": tokenize(["100 - 1"])})["value"].tolist() == [[99]]
@@ -93,8 +92,7 @@ def test_random_golden_inputs_are_called_random(tmp_path):
     made = bundle.manifest.provenance
     assert (made.data, made.seed) == ("data that the file does not name; golden inputs: random", 0)
     load_runner(bundle, "onnxruntime", tmp_path / "cache").runner.close()
-    arguments = [str(path), "--repository", str(tmp_path / "models"), "--name", "own", "--replace"]
-    shown = CliRunner().invoke(pack, arguments, catch_exceptions=False)
+    shown = finished(pack, path, "--repository", tmp_path / "models", "--name", "own", "--replace")
     assert "accuracy is not checked" in shown.stderr
     assert "accuracy" not in shown.stdout
 

@@ -1,28 +1,33 @@
-"""Bundles of the calculators in ONNX Runtime, in TensorRT-RTX, and behind a server, asked by a stock client."""
+"""Bundles of the calculators in ONNX Runtime and in TensorRT-RTX, and the commands that train and export them."""
 
+import json
+import math
 from collections import Counter
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
 import torch
-import tritonclient.grpc as triton
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.expression import TOKENS, tokenize
 from edge.bundles.golden import check_runner
-from edge.bundles.manifest import Profile
-from edge.launch import running_server
+from edge.bundles.manifest import PredictedLatency, Profile
+from edge.errors import UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from edge.runtimes.tensorrt.build import compile_onnx
+from export.cli.export import export
+from export.cli.train import train
 from export.models.convert import to_onnx
 from export.papers.calculator.benchmark import evaluate
 from export.papers.calculator.networks import Transformer
 from export.papers.calculator.specs import SPECS
 from export.quantize.precision import half
-from tests.support.calculators import EACH, SMALL, untrained
+from export.training.runs import CARD, RunMetrics, read_config
+from tests.support.calculators import EACH, export_untrained, untrained
 from tests.support.marks import with_rtx
-from tests.support.sample_requests import column, triton_input
+from tests.support.task_data import invoke
 
 #: The layers that are one operator each.
 OPERATORS = {"RNN": 2, "LSTM": 1, "GRU": 1}
@@ -44,10 +49,11 @@ def test_the_bundle_passes_its_golden_check_and_describes_its_file(name, calcula
     cell = "RNN" if spec.network == "Rnn" else spec.arguments.get("cell")
     assert {kind: found[kind] for kind in OPERATORS if found[kind]} == ({cell: OPERATORS[cell]} if cell else {})
     assert not set(found) & {"If", "Loop", "Scan", "NonZero", "SequenceAt"}
+    assert not any(node.metadata_props or node.doc_string for node in model.graph.node)
+    assert b".py" not in data, "a path of this machine"
     assert (manifest.name, manifest.version, manifest.max_batch_size) == (name, 1, 256)
-    assert ([tier.name for tier in manifest.tiers], set(manifest.files)) == (["x1"], {"model.onnx", "golden.npz"})
+    assert ([tier.name for tier in manifest.tiers], set(manifest.files)) == (["x1"], {CARD, "model.onnx", "golden.npz"})
     assert manifest.preprocess.max_abs_operand == (1024 if name == "calculator-oracle" else 1e6)
-    assert {measure.metric for measure in manifest.measures} == {"mae", "mre", "exact_match", "score", "paper_score"}
 
 
 def test_the_golden_set_comes_from_torch_and_from_all_splits(calculator, splits):
@@ -60,13 +66,15 @@ def test_the_golden_set_comes_from_torch_and_from_all_splits(calculator, splits)
     np.testing.assert_array_equal(golden.outputs["value"], untrained("calculator-gate").predict(golden.inputs["x"]))
 
 
-def test_measures_are_of_the_exported_graph(calculator, splits):
-    measures = Bundle.open(calculator("calculator-rnn2")).manifest.measures
-    torchs = evaluate(untrained("calculator-rnn2").predict, splits)
+def test_measures_are_of_the_exported_graph(splits, tmp_path):
+    bundle = export_untrained("calculator-lstm", tmp_path, on_rows=lambda *counted: None)
+    measures = Bundle.open(bundle).manifest.measures
+    torchs = evaluate(untrained("calculator-lstm").predict, splits)
     assert {(m.metric, m.split): m.value for m in measures} == pytest.approx(
         {(m.metric, m.split): m.value for m in torchs}, rel=1e-4
     )
     assert measures != torchs
+    assert {measure.metric for measure in measures} == {"mae", "mre", "exact_match", "score", "paper_score"}
 
 
 PROFILE = {"x": Profile(min=(1, TOKENS), opt=(8, TOKENS), max=(256, TOKENS))}
@@ -99,24 +107,56 @@ def test_attention_in_fp16_is_fused_only_for_heads_of_16_features(calculator):
     assert compiled(half(narrow)).attention == "3 blocks, not fused: head dimension 4 is below 16"
 
 
-TEXTS = ("3 - -4 + 2", "-5 + 1", "7", "1 - 2 + 3 - 4 + 5 - 6 + 7 - 8")
+def test_tables(runs, tmp_path):
+    shown = invoke(train, "calculator-fnn2", "--epochs", 1, "--out", tmp_path)
+    measures = json.loads((tmp_path / "calculator-fnn2/metrics.json").read_text())["measures"]
+    score, papers = (f"{one['value']:.4g}" for one in measures if one["split"] == "benchmark")
+    scores = f"Score: {score}; 1 is the baseline. By the paper's formula: {papers}, where the paper prints 6.635."
+    for text in ("6,211 parameters", "2.23", scores, "from a slip in its code"):
+        assert text in " ".join(shown.split())
+    shown = invoke(export, runs / "calculator-gate", "--repository", tmp_path, "--no-measure")
+    assert "largest difference to torch" in " ".join(shown.split())
+    manifest, recorded = Bundle.open(tmp_path / "calculator-gate-1").manifest, runs / "calculator-gate" / "metrics.json"
+    assert manifest.measures == msgspec.json.decode(recorded.read_bytes(), type=RunMetrics).measures
+    assert {type(one) for one in manifest.tiers[0].latencies} == {PredictedLatency}
 
 
-@pytest.fixture(scope="module")
-def client(calculator, tmp_path_factory):
-    bundles = [calculator(name) for name in SMALL]
-    with (
-        running_server(bundles, cache=tmp_path_factory.mktemp("cache")) as ready,
-        triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
+def test_several_seeds_give_means_with_intervals(tmp_path):
+    arguments = ("calculator-gate", "--seed", 4, "--seeds", 2, "--epochs", 2, "--out", tmp_path, "--json")
+    (result,) = json.loads(invoke(train, *arguments))
+    places = [tmp_path / f"calculator-gate-seed{seed}" for seed in (4, 5)]
+    assert result["runs"] == list(map(str, places))
+    assert [read_config(place).provenance.seed for place in places] == [4, 5]
+    single = [json.loads((place / "metrics.json").read_text()) for place in places]
+    assert [metrics["epochs"] for metrics in single] == [2, 2]
+    pooled, one, other = (metrics["measures"][0] for metrics in (result["metrics"], *single))
+    assert one["value"] != other["value"]
+    assert pooled["value"] == pytest.approx((one["value"] + other["value"]) / 2)
+    # Student's t of one degree of freedom is 12.7062.
+    of_seeds = 12.7062 * abs(one["value"] - other["value"]) / 2
+    of_items = sum(each["interval"][1] - each["value"] for each in (one, other)) / 2
+    assert pooled["interval"][1] - pooled["value"] == pytest.approx(math.hypot(of_seeds, of_items), rel=1e-4)
+    assert (pooled["seeds"], pooled["n"]) == (2, one["n"])
+
+
+def test_unknown_models_and_devices_are_rejected():
+    for name, options, message in (
+        ("calculator-blstm", (), r"MODEL: got 'calculator-blstm', .* Did you mean 'calculator-bilstm'\?"),
+        ("bert", (), "Take 'calculator' for all"),
+        ("calculator-stack", ("--device", "cuda"), "--device: got 'cuda', expected cpu for calculator-stack"),
     ):
-        yield client
+        with pytest.raises(UsageError, match=message):
+            invoke(train, name, *options)
 
 
-@pytest.mark.timeout(900)  # of its first setup, which exports all of them where no test did
-@pytest.mark.parametrize("name", SMALL)
-def test_a_server_of_all_calculators_answers_as_torch(name, client):
-    answer = client.infer(name, [triton_input("expression", column(*TEXTS))]).as_numpy("value")
-    tolerance = SPECS[name].tolerance
-    np.testing.assert_allclose(
-        answer, untrained(name).predict(tokenize(TEXTS)), atol=tolerance.atol, rtol=tolerance.rtol
-    )
+def test_a_calculator_has_the_name_of_its_model_and_one_tier(runs, tmp_path):
+    run = runs / "calculator-gate"
+    for options, message in (
+        ((run, "--name", "sum"), r"--name: got 'sum', .*its bundle is named calculator-gate"),
+        ((run, "--tier-name", "x"), "--tier-name: got 'x', expected nothing: calculator-gate has one tier"),
+        ((run, "--artifacts", "tensorrt"), "--artifacts: got 'tensorrt', expected nothing: calculator-gate has one f"),
+        ((run, run), r"calculator-gate-1: got a second run of this model"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            invoke(export, *options, "--repository", tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -18,9 +18,8 @@ from export.papers.calculator.networks import (
     TermNetwork,
     create,
 )
-from export.papers.calculator.specs import SPECS
+from export.papers.calculator.specs import NAMES, SPECS
 from export.papers.calculator.train import CalculatorObjective, train_run
-from export.training.checkpoint import load
 from export.training.optimizers import Optimizers
 from export.training.recipe import Recipe, learning_rate
 from export.training.trainer import clip, train
@@ -47,11 +46,10 @@ PARAMETERS = {
 
 def test_the_numbers_of_parameters_are_those_of_the_papers():
     assert {name: create(name, 0).parameter_count for name in NETWORKS} == PARAMETERS
+    assert tuple(NETWORKS) == NAMES
 
 
-def test_the_oracle_is_exact_up_to_its_largest_operand(splits):
-    for split in splits.values():
-        assert np.abs(Oracle().predict(split.tokens)[:, 0] - split.truth).max() == 0.0
+def test_the_oracle_is_exact_up_to_its_largest_operand():
     texts = ["1024", "-1024", "1024 - -1024", " + ".join(["1024"] * 8), " - ".join(["-1024"] * 8), "0 - 1023 + 1"]
     assert Oracle().predict(tokenize(texts))[:, 0].tolist() == [1024, -1024, 2048, 8192, 6144, -1022]
     assert Oracle().predict(tokenize(["0 + 2000"]))[0, 0] != 2000
@@ -131,20 +129,6 @@ SHORT = Recipe(epochs=3, peak_learning_rate=1e-3, patience=10)
 
 def fit(model, recipe, learnt, val, *, seed, **options):
     return train(CalculatorObjective(model, learnt, val, seed=seed), recipe, seed=seed, **options)
-
-
-def test_the_gate_learns_the_rule(splits, runs):
-    model = load(runs / "calculator-gate", NETWORKS)[0]
-    for split in splits.values():
-        assert (np.rint(model.predict(split.tokens)[:, 0]) == split.truth).all()
-
-
-def test_transformer4_learns(splits, tmp_path):
-    train_run("calculator-transformer4", tmp_path / "run", seed=0, epochs=1)
-    trained = load(tmp_path / "run", NETWORKS)[0]
-    untrained, x = create("calculator-transformer4", 0), splits["val"]
-    before, after = (np.square(m.predict(x.tokens)[:, 0] - x.truth).mean() for m in (untrained, trained))
-    assert after < before
 
 
 def test_patience_stops_the_run_and_the_best_weights_are_restored(splits):

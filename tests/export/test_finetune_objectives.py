@@ -29,7 +29,6 @@ from export.models.heads import SequenceClassifier, SpanClassifier
 from export.models.transformer import Transformer
 from export.training.intervals import known_interval
 from export.training.points import Planned
-from export.training.recipe import learning_rate
 from tests.support.task_data import Seen, accuracy_on, fine_tune, make_classifier, make_transformer, same
 
 RECIPE = FinetuningRecipe(epochs=3, batch_size=32, peak_learning_rate=2e-2)
@@ -108,13 +107,6 @@ def test_the_best_epoch_or_the_last_average_is_kept(average, kept, train):
     recipe = replace(RECIPE, epochs=4, average=average)
     assert fine_tune(model, train, recipe, evaluate=evaluate).best_epoch == kept
     assert [same(model, one) for one in found] == [epoch == kept for epoch in range(1, 5)]
-
-
-def test_learning_rate_rises_and_falls_in_lines():
-    recipe = FinetuningRecipe(peak_learning_rate=1.0, warmup_share=0.2)
-    rates = [learning_rate(recipe, progress) for progress in (0, 0.1, 0.2, 0.6, 1)]
-    assert rates == pytest.approx([0, 0.5, 1, 0.5, 0])
-    assert learning_rate(FinetuningRecipe(warmup_share=0.0), 0.0) == FinetuningRecipe().peak_learning_rate
 
 
 def test_a_student_imitates_its_teacher(train, holdout):
@@ -239,24 +231,15 @@ def test_kept_outputs_do_not_need_the_model():
     assert torch.equal(teacher.outputs_for(ROWS, rows.batch(ROWS), [1]).outputs, before.outputs)
 
 
-# tp 3, fp 1, fn 2, tn 4.
-PREDICTED = np.array([1, 1, 1, 1, 0, 0, 0, 0, 0, 0])
-TARGETS = np.array([1, 1, 1, 0, 1, 1, 0, 0, 0, 0])
-
-
-def test_classes_by_hand():
-    assert accuracy(PREDICTED, TARGETS) == pytest.approx(7 / 10)
-    assert f1(PREDICTED, TARGETS) == pytest.approx(2 * 3 / (2 * 3 + 1 + 2))
-    # (tp tn - fp fn) / sqrt((tp + fp)(tp + fn)(tn + fp)(tn + fn))
-    assert matthews(PREDICTED, TARGETS) == pytest.approx((3 * 4 - 1 * 2) / np.sqrt(4 * 5 * 5 * 6))
-
-
-def test_macro_f1_is_scikit_learns_for_each_row():
+def test_measures_of_classes_are_scikit_learns_for_each_row():
     sklearn = pytest.importorskip("sklearn.metrics")
     predictions, targets = np.random.default_rng(2).integers(0, 6, (2, 4, 12))
     predictions[0][predictions[0] == 3] = 4  # a class that some rows have in the targets only, or not at all
     each = [sklearn.f1_score(*pair, average="macro") for pair in zip(targets, predictions, strict=True)]
     assert METRICS["macro_f1"](predictions, targets) == pytest.approx(each)
+    predictions, targets = predictions[1] % 2, targets[1] % 2
+    for ours, theirs in ((accuracy, "accuracy_score"), (f1, "f1_score"), (matthews, "matthews_corrcoef")):
+        assert ours(predictions, targets) == pytest.approx(getattr(sklearn, theirs)(targets, predictions))
 
 
 def test_correlations_are_scipys():

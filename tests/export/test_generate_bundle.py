@@ -1,14 +1,9 @@
 """Language models as bundles: the decoder's graph beside transformers, whole texts, and heads in requests."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import grpc
 import msgspec
@@ -19,13 +14,13 @@ import torch
 import transformers
 
 from edge.bundles.bundle import Bundle, write_bundle
-from edge.bundles.programs import GenerateProgram, HeadBase
 from edge.bundles.rules import check
-from edge.bundles.steps import TokenizerPreprocess
 from edge.errors import BundleError, UsageError
 from edge.launch import serving
 from edge.pb.inference_pb2_grpc import GRPCInferenceServiceStub as Stub
 from edge.programs.backward_head import head_of as open_head
+from edge.runtimes.tensorrt.build import compile_onnx
+from edge.runtimes.tensorrt.profiles import described
 from export.bundle.exportable import export_bundle
 from export.bundle.exported import FULL
 from export.estimate.devices import DEFAULT_BOARD
@@ -40,12 +35,13 @@ from export.papers.backward.head import BackwardHead, HeadConfig
 from export.training.provenance import provenance
 from tests.support.language_models import TYPES, characters, tiny_of
 from tests.support.letters_model import BYTES, LETTERS, text_request, tokenizer_of
+from tests.support.marks import with_rtx
 
 PROMPTS = ("abc", "hello", "world", "xyz", "foo", "bar")
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory):
     place = tmp_path_factory.mktemp("models") / "letters"
     torch.manual_seed(0)
     sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.3}
@@ -56,7 +52,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def repository(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repository(directory, tmp_path_factory):
     place = tmp_path_factory.mktemp("repository")
     export_bundle(LanguageModel(directory, "letters", PROMPTS, int8=True), place)
     for number, strength in enumerate((0.0, 40.0)):
@@ -66,7 +62,7 @@ def repository(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return place
 
 
-def head_of(directory: Path, strength: float) -> BackwardHead:
+def head_of(directory, strength):
     torch.manual_seed(1)
     embeddings = transformers.GPT2LMHeadModel.from_pretrained(directory).transformer.wte.weight.detach()
     head = BackwardHead(HeadConfig(vocabulary=27, width=32, dims=8, heads=2, layers=2), embeddings)
@@ -78,7 +74,7 @@ def head_of(directory: Path, strength: float) -> BackwardHead:
 
 
 @contextmanager
-def stub_of(repository: Path) -> Iterator[Stub]:
+def stub_of(repository):
     with (
         serving(repository, target="onnxruntime") as ready,
         grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel,
@@ -86,13 +82,13 @@ def stub_of(repository: Path) -> Iterator[Stub]:
         yield Stub(channel)
 
 
-def ask(stub: Stub, prompt: str, max_tokens: int = 10, **parameters: Any) -> str:
+def ask(stub, prompt, max_tokens=10, **parameters):
     response = stub.ModelInfer(text_request(prompt, max_tokens=max_tokens, **parameters))
     return bytes(response.raw_output_contents[0][4:]).decode()
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_the_graph_of_each_kind_computes_the_logits_of_the_library(kind: str) -> None:
+def test_the_graph_of_each_kind_computes_the_logits_of_the_library(kind):
     model = tiny_of(kind, characters())
     ids = torch.randint(0, characters().size, (2, 9))
     with torch.no_grad():
@@ -105,7 +101,7 @@ def test_the_graph_of_each_kind_computes_the_logits_of_the_library(kind: str) ->
             torch.testing.assert_close(logits, expected[:, end - 1], rtol=1e-4, atol=1e-5)
 
 
-def test_texts_of_100_prompts_are_those_of_the_library(directory: Path, repository: Path) -> None:
+def test_texts_of_100_prompts_are_those_of_the_library(directory, repository):
     model = transformers.GPT2LMHeadModel.from_pretrained(directory).eval()
     random = np.random.default_rng(0)
     prompts = [random.integers(1, 27, length) for length in random.integers(1, 30, 100)]
@@ -117,7 +113,7 @@ def test_texts_of_100_prompts_are_those_of_the_library(directory: Path, reposito
             assert text == "".join(LETTERS[token] for token in made[0, len(prompt) :].tolist() if token)
 
 
-def test_the_file_for_tensorrt_has_its_cache_in_fp16_and_profiles_for_prompts_and_tokens(repository: Path) -> None:
+def test_the_file_for_tensorrt_has_its_cache_in_fp16_and_profiles_for_prompts_and_tokens(repository):
     bundle = Bundle.open(repository / "letters-1")
     host, device = bundle.manifest.tiers[0].artifacts
     assert [spec.datatype for spec in host.inputs or ()] == ["INT64"] * 3 + ["FP32"] * 4
@@ -133,7 +129,17 @@ def test_the_file_for_tensorrt_has_its_cache_in_fp16_and_profiles_for_prompts_an
         check(manifest, "manifest")
 
 
-def test_int8_leaves_a_product_in_fp32_whose_input_one_unit_dominates(directory: Path) -> None:
+@with_rtx
+def test_a_head_compiles(repository):
+    bundle = Bundle.open(repository / "head-1-1")
+    (artifact,) = bundle.manifest.tiers[0].artifacts
+    data, profile = bundle.read(artifact.file), bundle.manifest.tensors(artifact).profile
+    report = compile_onnx(data, profile, flavor="tensorrt_rtx", compute_capability="SM86", subject="a head").report
+    assert report.notes == ()
+    assert report.profiles == (described(profile),)
+
+
+def test_int8_leaves_a_product_in_fp32_whose_input_one_unit_dominates(directory):
     model = transformers.GPT2LMHeadModel.from_pretrained(directory).eval()
     layer = model.transformer.h[1].mlp
     with torch.no_grad():  # no output shows the unit, but it takes the levels of all others
@@ -148,7 +154,7 @@ def test_int8_leaves_a_product_in_fp32_whose_input_one_unit_dominates(directory:
     assert kept == [(128, 32)]
 
 
-def test_prompts_tokens_and_heads_have_predicted_latencies(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_tokens_and_heads_have_predicted_latencies(repository, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)  # so that nobody counts the kernels of an engine
     full, int8 = Bundle.open(repository / "letters-1").manifest.tiers
     assert int8.latencies == ()  # it has no file for TensorRT
@@ -169,7 +175,7 @@ def test_prompts_tokens_and_heads_have_predicted_latencies(repository: Path, mon
     assert head.latencies[0].milliseconds == pytest.approx(2 * layer.milliseconds)
 
 
-def test_golden_texts_are_clear_and_of_one_length(directory: Path, repository: Path) -> None:
+def test_golden_texts_are_clear_and_of_one_length(directory, repository):
     goldens = Bundle.open(repository / "letters-1").goldens
     model = transformers.GPT2LMHeadModel.from_pretrained(directory).eval()
     full, int8 = goldens[FULL], goldens[f"{FULL}-int8"]
@@ -193,7 +199,7 @@ def test_golden_texts_are_clear_and_of_one_length(directory: Path, repository: P
         ([[0.1, 0.09], [0.09, 0.1]], 2, [1]),
     ],
 )
-def test_the_clearest_texts_have_most_tokens(leads: list[list[float]], rows: int, expected: list[int]) -> None:
+def test_the_clearest_texts_have_most_tokens(leads, rows, expected):
     texts = [Greedy(str(row), [1], [*range(len(row))], row) for row in leads]
     assert [len(text.tokens) for text in clearest(texts, rows, "full")] == expected
     unclear = [text._replace(leads=[0.0] * len(text.tokens)) for text in texts]
@@ -201,16 +207,14 @@ def test_the_clearest_texts_have_most_tokens(leads: list[list[float]], rows: int
         clearest(unclear, rows, "full")
 
 
-def test_a_golden_text_ends_before_a_character_that_is_cut(repository: Path) -> None:
+def test_a_golden_text_ends_before_a_character_that_is_cut(repository):
     manifest, tokenizer = Bundle.open(repository / "letters-1").manifest, tokenizer_of(BYTES)
-    assert isinstance(manifest.program, GenerateProgram)
-    assert isinstance(manifest.preprocess, TokenizerPreprocess)
     texts = [Greedy("a", [1], [LETTERS.index(letter) for letter in "aflx"[:length]], []) for length in (4, 3)]
     golden = golden_of_texts(texts, tokenizer, manifest.program, manifest.preprocess, tokenizer.to_str().encode())
     assert [text.decode() for text in golden.outputs["text"][:, 0]] == ["a丹", "a"]
 
 
-def test_requests_choose_heads_that_move_the_logits_of_their_base(directory: Path, repository: Path) -> None:
+def test_requests_choose_heads_that_move_the_logits_of_their_base(directory, repository):
     with stub_of(repository) as stub:
         for prompt in PROMPTS:
             plain = ask(stub, prompt)
@@ -218,7 +222,7 @@ def test_requests_choose_heads_that_move_the_logits_of_their_base(directory: Pat
             assert ask(stub, prompt, head="head-1") == greedy(directory, prompt, 10) != plain
 
 
-def greedy(directory: Path, prompt: str, tokens: int) -> str:
+def greedy(directory, prompt, tokens):
     """Return the text of the model and the head in torch, without a cache."""
     model = transformers.GPT2LMHeadModel.from_pretrained(directory).eval()
     head = head_of(directory, 40.0)
@@ -231,12 +235,11 @@ def greedy(directory: Path, prompt: str, tokens: int) -> str:
     return "".join(LETTERS[token] for token in ids[len(prompt) :] if token)
 
 
-def test_heads_of_other_weights_and_broken_heads_are_refused(directory: Path, repository: Path, tmp_path: Path) -> None:
+def test_heads_of_other_weights_and_broken_heads_are_refused(directory, repository, tmp_path):
     letters = Bundle.open(repository / "letters-1")
     bundle = Bundle.open(repository / "head-1-1")
     base = msgspec.structs.replace(bundle.manifest.program.base, sha256="0" * 64)
     program = msgspec.structs.replace(bundle.manifest.program, base=base)
-    assert isinstance(base, HeadBase)
     files = {name: bundle.read(name) for name in bundle.manifest.files}
     manifest = msgspec.structs.replace(bundle.manifest, name="other", program=program)
     (tmp_path / "r").mkdir()

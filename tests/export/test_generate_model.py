@@ -104,15 +104,6 @@ def greedy(model, prompt, room):
     return bpe().decode(ids[0, start:])
 
 
-def test_batches_of_prompts_are_completed_like_single_ones():
-    model = tiny_gpt2()
-    expected = [greedy(model, prompt, 12) for prompt in PROMPTS]
-    assert len(set(expected)) > 1
-    sizes = []
-    assert complete(model, bpe(), PROMPTS, 12, batch_size=3, on_batch=sizes.append) == expected
-    assert sizes == [3, 2]
-
-
 def test_any_of_the_models_end_tokens_ends_a_completion():
     model = tiny_gpt2()
     ids = torch.tensor([bpe().prompt(PROMPTS[0])])
@@ -163,10 +154,12 @@ def test_beams_find_the_likeliest_text_whatever_its_length():
 
 
 def test_a_completion_does_not_depend_on_its_neighbours_and_is_empty_without_room():
-    longer, longest = "2" * 12, "2" * 60
+    longer, longest, sizes = "2" * 12, "2" * 60, []
     model = tiny_gpt2(positions=len(bpe().prompt(longer)) + 3)
-    expected = [greedy(model, "2", 10), greedy(model, longer, 3), ""]
-    assert complete(model, bpe(), ["2", longer, longest], 10) == expected
+    expected = [greedy(model, "2", 10), greedy(model, longer, 3), "", greedy(model, "1 2", 10), greedy(model, "3", 10)]
+    prompts = ["2", longer, longest, "1 2", "3"]
+    assert complete(model, bpe(), prompts, 10, batch_size=2, on_batch=sizes.append) == expected
+    assert sizes == [1, 1, 2, 1]  # those without room, with little, and the others in two batches
     assert len(expected[0]) > len(expected[1])
 
 

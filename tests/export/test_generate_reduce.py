@@ -7,7 +7,6 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +33,7 @@ from tests.support.language_models import (
     tiny_llama,
     tiny_of,
 )
+from tests.support.task_data import invoke
 
 pytest.importorskip("transformers")
 
@@ -130,13 +130,12 @@ def place(tmp_path_factory):
 
 
 def reduced(place, *options):
-    data = ["--data", f"mathematics:{place / 'sums.txt'}"]
-    return CliRunner().invoke(language, ["reduce", str(place / "model"), *data, *options], catch_exceptions=False)
+    return invoke(language, "reduce", place / "model", "--data", f"mathematics:{place / 'sums.txt'}", *options)
 
 
 def test_the_command_writes_a_directory_that_exports_to_smaller_caches(place, monkeypatch):
     out = place / "small"
-    assert reduced(place, "--out", str(out), "--heads", "0.75", "--neurons", "0.5", "--json").exit_code == 0
+    reduced(place, "--out", out, "--heads", 0.75, "--neurons", 0.5, "--json")
     assert is_language_model(out)
     check_tokenizer_is_kept(place / "model", out)
     record = json.loads((out / "training.json").read_text())["arguments"]
@@ -145,7 +144,7 @@ def test_the_command_writes_a_directory_that_exports_to_smaller_caches(place, mo
     measured = {(of["split"], of["metric"]) for of in metrics["measures"]}
     assert measured >= {("before", "cross_entropy"), ("holdout", "cross_entropy")}
     with pytest.raises(UsageError, match="got an existing language model"):
-        reduced(place, "--out", str(out), "--heads", "0.75")
+        reduced(place, "--out", out, "--heads", 0.75)
     prompts = [one.text_before for one in EXAMPLES[:6]]
     monkeypatch.setattr("export.generate.bundle._MOST_ONNX_BYTES", 4 * metrics["parameters"])
     with pytest.raises(UsageError, match=r"model: got [\d,]+ bytes of weights in FP32, expected at most .* Reduce it"):

@@ -27,15 +27,7 @@ from export.generate.files import is_language_model
 from export.generate.formats import Example, Source
 from export.generate.model import load_backbone
 from export.generate.tokenizer import TextTokenizer
-from export.generate.train import (
-    Corpus,
-    LanguageObjective,
-    Size,
-    preset_of,
-    read_corpus,
-    tokenizer_for,
-    train_language,
-)
+from export.generate.train import Corpus, LanguageObjective, Size, preset_of, read_corpus, tokenizer_for, train_language
 from tests.support.language_models import EXAMPLES, bpe, tiny_gpt2
 from tests.support.task_data import invoke
 

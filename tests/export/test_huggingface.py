@@ -9,6 +9,7 @@ from export.errors import CheckpointError
 from export.models.attention import bucket_table, buckets
 from export.models.huggingface import CLASSIFIERS, CONFIG, FORMATS, INDEX, POOLERS, WEIGHTS, load_pretrained
 from export.models.transformer import Transformer
+from tests.support.imported_directories import random_model
 from tests.support.marks import with_transformers
 from tests.support.task_data import same
 
@@ -108,26 +109,12 @@ def test_missing_and_malformed_files(file, data, message, bert):
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """Return a function that saves a random model of the package transformers and returns it with its directory."""
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
-    configs = {
-        "bert": transformers.BertConfig,
-        "roberta": transformers.RobertaConfig,
-        "mpnet": transformers.MPNetConfig,
-        "distilbert": transformers.DistilBertConfig,
-        "vit": transformers.ViTConfig,
-    }
 
     def save(architecture, kind):
-        torch.manual_seed(0)
-        labels = 2 if kind.endswith("QuestionAnswering") else 3
-        model = getattr(transformers, kind)(configs[architecture](**CONFIGS[architecture], num_labels=labels))
-        for parameter in model.parameters():  # biases and normalisations are not random otherwise
-            torch.nn.init.normal_(parameter, std=0.3)
+        model = random_model(kind, CONFIGS[architecture] | {"num_labels": 2 if kind.endswith("Answering") else 3})
         directory = tmp_path_factory.mktemp(kind)
         model.save_pretrained(directory)
-        return model.eval(), directory
+        return model, directory
 
     return save
 

@@ -26,7 +26,7 @@ from export.finetune.imported import ImportedTask, answers
 from export.finetune.models import open_model
 from export.importing.directory import read_directory
 from export.importing.image_processor import sample_images
-from tests.support.imported_directories import with_tokenizer, write_embedder
+from tests.support.imported_directories import random_model, with_tokenizer, write_embedder
 from tests.support.marks import with_sentence_transformers, with_transformers
 from tests.support.sample_requests import column
 from tests.support.server_processes import served
@@ -35,13 +35,17 @@ from tests.support.task_data import invoke, make_sentiment, make_tokenizer
 
 pytestmark = with_transformers
 
-ENCODER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+ENCODER = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 TEXT = ENCODER | {"vocab_size": 40, "max_position_embeddings": 66}
-DISTILBERT = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "vocab_size": 40, "max_position_embeddings": 64}
+DISTILBERT = {"dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 64, "vocab_size": 40, "max_position_embeddings": 64}
 NAMES = {0: "O", 1: "PERSON", 2: "PLACE"}
 #: Name to the class of transformers, its configuration, and options of the import.
 MODELS = {
-    "classes": ("BertForSequenceClassification", TEXT | {"id2label": {0: "bad", 1: "good"}}, ()),
+    "classes": (
+        "BertForSequenceClassification",
+        TEXT | {"num_hidden_layers": 2, "id2label": {0: "bad", 1: "good"}},
+        (),
+    ),
     "pairs": ("RobertaForSequenceClassification", TEXT | {"type_vocab_size": 1, "num_labels": 1}, ("--pair",)),
     "distances": ("MPNetForSequenceClassification", TEXT | {"num_labels": 3}, ()),
     "distilled": ("DistilBertForSequenceClassification", DISTILBERT | {"num_labels": 3}, ()),
@@ -70,14 +74,7 @@ def write_random(directory, kind, fields):
     """Save a random model of a class of transformers, with its tokenizer or image processor."""
     import transformers
 
-    transformers.utils.logging.disable_progress_bar()
-    torch.manual_seed(0)
-    model_class = getattr(transformers, kind)
-    model = model_class(model_class.config_class(**fields))
-    with torch.no_grad():
-        for parameter in model.parameters():  # biases and normalisations are not random otherwise
-            parameter += torch.randn_like(parameter) * (0.3 if parameter.dim() > 1 else 0.1)
-    model.save_pretrained(directory)
+    random_model(kind, fields).save_pretrained(directory)
     if "image_size" in fields:
         size = {"height": 16, "width": 16}
         transformers.ViTImageProcessorPil(size=size, image_mean=[0.4, 0.5, 0.6]).save_pretrained(directory)
@@ -122,8 +119,7 @@ def imported(saved, texts, tmp_path_factory):
 def test_an_import_computes_what_transformers_computes(name, imported):
     run, shown = imported(name)
     assert shown["parity"]["library"].startswith("transformers ")
-    difference = shown["parity"]["largest_difference"]
-    assert difference == 0 if name == "distances" else 0 < difference < 1e-4  # MPNet's attention is computed as here
+    assert shown["parity"]["largest_difference"] < 1e-4
     found = open_model(run)
     assert (found.architecture.task, list(found.architecture.labels)) == (shown["task"], shown["labels"])
 
@@ -151,9 +147,9 @@ def bundles(imported, texts, tmp_path_factory):
 
     @cache
     def make(name):
-        data = {"pairs": ("--data", texts / "pairs.tsv"), "tokens": ("--data", texts / "texts.txt")}
-        data |= dict.fromkeys(("classes", "distilled", "multilingual"), ("--artifacts", "onnxruntime"))
-        invoke(export, imported(name)[0], "--repository", root, "--name", name, *data.get(name, ()))
+        options = ("--artifacts", "onnxruntime") if name != "tokens" else ("--data", texts / "texts.txt")
+        options += ("--data", texts / "pairs.tsv") if name == "pairs" else ()
+        invoke(export, imported(name)[0], "--repository", root, "--name", name, *options)
         return root / f"{name}-1"
 
     return make
@@ -280,11 +276,13 @@ def test_the_agreement_of_int8_files_is_in_the_manifest(imported, bundles, texts
         equal = runner.infer(feeds)["logits"].argmax(axis=2) == wanted
         shares.append(equal[:, 1:-1].mean())  # without [CLS] and [SEP]
     runner.close()
-    found = {one.split: one for one in bundle.manifest.measures}["holdout, tier x1-int8 on onnxruntime"]
+    measures = {one.split: one for one in bundle.manifest.measures}
+    assert "holdout, tier x1-int8 on tensorrt" in measures
+    found = measures["holdout, tier x1-int8 on onnxruntime"]
     assert (found.metric, found.n) == ("agreement", len(held_out))
     assert found.value == pytest.approx(np.mean(shares))
-    (pairs,) = (one for one in Bundle.open(bundles("pairs")).manifest.measures if one.split.endswith("on tensorrt"))
-    assert pairs.metric == "pearson"
+    (pairs,) = Bundle.open(bundles("pairs")).manifest.measures
+    assert (pairs.metric, pairs.split) == ("pearson", "holdout, tier x1-int8 on onnxruntime")
     assert 0.9 < pairs.value <= 1
 
 
@@ -298,18 +296,10 @@ def test_the_log_has_the_difference_of_each_tier(bundles, tmp_path):
     assert float(full) < 1e-3 < float(int8)
 
 
-@pytest.fixture(scope="session")
-def reduced(imported, texts, tmp_path_factory):
-    """An imported classifier, a run that was reduced from it, and what the reduction printed."""
-    small = tmp_path_factory.mktemp("reduced") / "half"
-    options = ("--target-speedup", 1.3, "--tokens", 16, "--calibration", 64, "--json")
-    shown = invoke(reduce, imported("classes")[0], "--data", texts / "texts.txt", *options, "--out", small)
-    return imported("classes")[0], small, json.loads(shown)
-
-
-def test_a_reduced_run_is_measured_by_its_agreement_with_the_original(reduced, texts, tmp_path):
-    run, small, shown = reduced
-    (measure,) = shown["metrics"]["measures"]
+def test_a_reduced_run_is_measured_by_its_agreement_with_the_original(imported, texts, tmp_path):
+    run, small = imported("classes")[0], tmp_path / "half"
+    options = ("--target-speedup", 1.3, "--tokens", 16, "--calibration", 64, "--out", small, "--json")
+    (measure,) = json.loads(invoke(reduce, run, "--data", texts / "texts.txt", *options))["metrics"]["measures"]
     assert (measure["metric"], measure["split"]) == ("agreement", "holdout")
     original, smaller = open_model(run), open_model(small)
     assert smaller.transformer.config.layers != original.transformer.config.layers
@@ -319,12 +309,10 @@ def test_a_reduced_run_is_measured_by_its_agreement_with_the_original(reduced, t
     assert measure["value"] == pytest.approx((ours == theirs).mean())
     assert measure["n"] == len(holdout.texts)
     # The data that the reduction recorded serve the export.
-    invoke(export, run, small, "--repository", tmp_path, "--name", "both", "--tier-name", "x1", "--tier-name", "half")
+    names = ("--name", "both", "--tier-name", "x1", "--tier-name", "half", "--artifacts", "onnxruntime")
+    invoke(export, run, small, "--repository", tmp_path, *names)
     manifest = Bundle.open(tmp_path / "both-1").manifest
     assert [tier.name for tier in manifest.tiers] == ["x1", "x1-int8", "half", "half-int8"]
     assert manifest.postprocess.labels == ("bad", "good")
-    assert [one.split for one in manifest.measures] == [
-        *(f"holdout, tier x1-int8 on {runtime}" for runtime in ("onnxruntime", "tensorrt")),
-        "holdout, tier half",
-        *(f"holdout, tier half-int8 on {runtime}" for runtime in ("onnxruntime", "tensorrt")),
-    ]
+    tiers = ("x1-int8 on onnxruntime", "half", "half-int8 on onnxruntime")
+    assert [one.split for one in manifest.measures] == [f"holdout, tier {tier}" for tier in tiers]

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 import tritonclient.http as triton
-from click.testing import CliRunner
 
 from edge.bundles.bundle import Bundle
 from edge.cli.info import info
@@ -34,7 +33,7 @@ from export.models.heads import NO_LABEL, TokenClassifier
 from export.models.transformer import Transformer
 from export.training.runs import read_config
 from tests.support.imported_directories import change, with_tokenizer, write_classifier, write_embedder
-from tests.support.task_data import invoke, make_sentiment, make_transformer, write_rows
+from tests.support.task_data import finished, invoke, make_sentiment, make_transformer, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +162,7 @@ def test_tiers_share_their_space(place, taught, tmp_path):
     with pytest.raises(UsageError, match=message):
         invoke(export, place / "embedder", place / "student", *names)
     unknown = without_space(taught[0][0], tmp_path / "unknown")
-    done = CliRunner().invoke(export, [*map(str, (place / "embedder", unknown, *names))], catch_exceptions=False)
+    done = finished(export, place / "embedder", unknown, *names)
     assert "both-1: nothing says that the embeddings of other, other-int8 can be compared with those of" in done.stderr
     assert [tier.space for tier in Bundle.open(tmp_path / "both-1").manifest.tiers] == [ours, ours, None, None]
 

@@ -1,16 +1,13 @@
 import numpy as np
-import onnx
 import pytest
 import torch
 from torch import nn
 
-from edge.bundles.manifest import Tolerance
-from edge.errors import GoldenError, UsageError
+from edge.errors import UsageError
 from export.models.attention import MultiHeadAttention
-from export.models.convert import golden_of, largest_difference, to_onnx
+from export.models.convert import to_onnx
 from export.models.heads import NO_LABEL, SequenceClassifier, SpanClassifier, TokenClassifier
 from export.models.transformer import LayerShape, Transformer, TransformerConfig
-from export.papers.calculator.networks import create as create_network
 
 WIDTH, HEADS, HEAD_DIM = 16, 4, 4
 
@@ -135,41 +132,6 @@ def test_losses(tokens, mask):
         SequenceClassifier(transformer, 2, regression=True)
 
 
-EXACT = Tolerance(atol=0.0, rtol=0.0)
-CLOSE = Tolerance(atol=1e-4, rtol=1e-5)
-NETWORKS = ("calculator-oracle", "calculator-fnn2", "calculator-transformer4")
-
-
-@pytest.fixture(scope="module")
-def converted(splits):
-    """Networks and their ONNX models."""
-    found = {}
-    for name in NETWORKS:
-        model = create_network(name, 0)
-        example = torch.from_numpy(splits["val"].tokens[:2])
-        found[name] = model, to_onnx(model, {"x": example}, ["value"], {"x": {0: "batch"}})
-    return found
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_a_plain_graph_agrees_with_torch_on_every_split(name, converted, splits):
-    model, data = converted[name]
-    for split in splits.values():
-        tolerance = EXACT if name == "calculator-oracle" else CLOSE
-        assert largest_difference(data, golden_of(model, {"x": split.tokens}, ["value"]), tolerance, name) < 1e-4
-    graph = onnx.load_from_string(data).graph
-    assert [item.name for item in (*graph.input, *graph.output)] == ["x", "value"]
-    assert not {node.op_type for node in graph.node} & {"If", "Loop", "Scan", "NonZero", "Where", "SequenceAt"}
-    assert b".py" not in data, "a path of this machine"
-    assert not any(node.metadata_props or node.doc_string for node in graph.node)
-
-
-def test_a_difference_beyond_the_tolerance_is_rejected(converted, splits):
-    golden = golden_of(create_network("calculator-fnn2", 1), {"x": splits["val"].tokens}, ["value"])
-    with pytest.raises(GoldenError, match="output 'value' on 636 golden rows: got a largest difference of"):
-        largest_difference(converted["calculator-fnn2"][1], golden, CLOSE, "fnn2")
-
-
 def test_tests_that_share_a_traced_graph_get_the_file_of_an_export_of_their_own(monkeypatch):
     def file(seed, rows, keys=None):
         torch.manual_seed(seed)
@@ -181,7 +143,7 @@ def test_tests_that_share_a_traced_graph_get_the_file_of_an_export_of_their_own(
         inputs = {"x": torch.zeros(rows, 3, 4), "mask": torch.ones(rows, 3)}
         return to_onnx(model, inputs, ["y"], {name: {0: "batch"} for name in inputs})
 
-    cases = (0, 2), (1, 3), (2, 2, "equal"), (3, 2, "shared"), (4, 2, "shared")
+    cases = (0, 2), (1, 3, "equal"), (3, 2, "shared"), (4, 2, "shared")
     kept = [file(*case) for case in cases]
     monkeypatch.setattr(torch.onnx, "export", torch.onnx.export.export)
     assert kept == [file(*case) for case in cases]

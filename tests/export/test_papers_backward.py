@@ -18,13 +18,7 @@ from export.generate.tokenizer import EncodedExample
 from export.models.convert import to_onnx
 from export.papers.backward.bundle import FoldedHead, fold
 from export.papers.backward.head import BackwardHead, HeadConfig, create
-from export.papers.backward.training import (
-    HeadObjective,
-    LowRankAdapter,
-    Temperature,
-    VocabularyBias,
-    hidden_states,
-)
+from export.papers.backward.training import HeadObjective, LowRankAdapter, Temperature, VocabularyBias, hidden_states
 from export.training.recipe import Recipe
 from export.training.trainer import train
 
@@ -125,8 +119,7 @@ def test_impossible_shapes_are_refused(options, message):
         HeadConfig(vocabulary=100, width=64, **options)
 
 
-@pytest.mark.parametrize("form", ["residual", "literal"])
-@pytest.mark.parametrize("datatype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(("form", "datatype"), [("residual", torch.bfloat16), ("literal", torch.float64)])
 def test_logits_of_any_precision_are_computed_in_fp32(form, datatype):
     head, logits = make_head(form=form), torch.randn(2, 3, 23).to(datatype)
     found = head(logits)
@@ -327,13 +320,3 @@ def test_batches_and_fingerprints_depend_on_all_that_a_training_does(backbone, c
     variants += [(head, ReadOut(readout.weight + 1), *cached), (head, readout, *cached[::-1])]
     variants += [(head, readout, cached[0], cached[0])]
     assert len({HeadObjective(*arguments, seed=0).fingerprint() for arguments in variants}) == 6
-
-
-def test_a_literal_head_is_trained_with_the_bounded_loss_of_the_paper(backbone, cached):
-    config = HeadConfig(vocabulary=VOCABULARY, width=WIDTH, dims=6, form="literal")
-    torch.manual_seed(0)
-    objective = HeadObjective(
-        BackwardHead(config, backbone.table.weight), ReadOut(backbone.table.weight), *cached, seed=0, batch_size=64
-    )
-    losses = train(objective, RECIPE, seed=0).losses
-    assert np.log((np.e + VOCABULARY - 1) / np.e) < losses[-1] < losses[0] < np.log(np.e + VOCABULARY - 1)

@@ -1,33 +1,33 @@
-"""Heads on language models that stay as they are, and the comparison with other methods."""
+"""Heads on language models that stay as they are, compared with other methods, and the losses before their use."""
 
 import json
 import shutil
+from itertools import product
 
 import msgspec
 import numpy as np
 import pytest
 import torch
-import transformers
-from click.testing import CliRunner
 
 from edge.bundles.manifest import Measure
 from edge.errors import UsageError
 from export.cli.language import language
 from export.errors import CheckpointError, DataError
-from export.generate.decoding import complete
 from export.generate.evaluate import evaluate, teacher_forced
 from export.generate.finetune import trainable, unfrozen, with_lora
 from export.generate.formats import Example, Source, read_source
-from export.generate.model import Base, LastStates, identity_of, new_gpt2, save_backbone
+from export.generate.model import Base, LastStates, identity_of, save_backbone
 from export.generate.tokenizer import train_characters
 from export.generate.train import read_corpus
 from export.papers.backward.methods import ADAPTER, FROZEN, HEAD, METHODS, read_task
+from export.papers.backward.mismatch import BEGINS, AdapterRecord, Mismatch, MismatchSettings, begin_of, moved_back
 from export.papers.backward.run import ComparisonSettings, HeadComparison, MethodRecord
 from export.papers.backward.training import LowRankAdapter, Temperature, load_head, new_head, train_head
-from export.papers.experiment import read_records
+from export.papers.experiment import read_records, read_settings
 from export.training.objective import Observer
 from export.training.provenance import processor
 from export.training.runs import read_config
+from tests.support.language_models import bpe, tiny_gpt2, tiny_of
 from tests.support.task_data import invoke
 
 WIDTH, LAYERS, POSITIONS = 16, 2, 40
@@ -62,27 +62,12 @@ def base(backbone):
 
 
 def write_backbone(path, tokenizer, *, seed):
-    torch.manual_seed(seed)
-    model = new_gpt2(tokenizer.size, WIDTH, LAYERS, 2, POSITIONS, end=tokenizer.end)
-    for weights in model.parameters():
-        weights.data.mul_(4)  # so that logits differ
-    save_backbone(model, tokenizer, path)
+    save_backbone(tiny_gpt2(seed, POSITIONS, tokenizer), tokenizer, path)
     return path
 
 
 def of_architecture(kind, path, tokenizer):
-    torch.manual_seed(0)
-    shape = {
-        "vocab_size": tokenizer.size, "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "head_dim": 8, "intermediate_size": 24, "max_position_embeddings": POSITIONS,
-        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.end),
-    }  # fmt: skip
-    if kind == "llama":
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape))
-    else:
-        config = transformers.Gemma2Config(**shape, final_logit_softcapping=0.5, query_pre_attn_scalar=8)
-        model = transformers.Gemma2ForCausalLM(config)
-    save_backbone(model, tokenizer, path)
+    save_backbone(tiny_of(kind, tokenizer, POSITIONS), tokenizer, path)
     return Base(path)
 
 
@@ -110,20 +95,6 @@ def test_a_revised_model_has_the_logits_of_the_module_and_is_itself_again(kind, 
         assert torch.equal(base.model(ids).logits, before)
 
 
-def test_texts_of_a_revised_model_are_those_of_a_loop_without_a_cache(base):
-    adapter = random_adapter(base)
-    prompts = ["1 and 2?", "13 and 7?"]
-    with base.revised(adapter) as model, torch.no_grad():
-        found = complete(model, base.tokenizer, prompts, 6)
-        for prompt, text in zip(prompts, found, strict=True):
-            ids = base.tokenizer.prompt(prompt)
-            start = len(ids)
-            while len(ids) < start + 6 and base.tokenizer.end not in ids:
-                ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
-            assert text == base.tokenizer.decode(ids[start:])
-    assert found != complete(base.model, base.tokenizer, prompts, 6)
-
-
 def test_lora_trains_queries_keys_and_values_alone_and_starts_as_the_model(base, tokenizer, tmp_path):
     adapted = with_lora(base.model, 2, seed=0)
     assert trainable(adapted) == 2 * LAYERS * (WIDTH + 3 * WIDTH)
@@ -138,7 +109,7 @@ def test_lora_trains_queries_keys_and_values_alone_and_starts_as_the_model(base,
     states = torch.randn(3, WIDTH)
     torch.testing.assert_close(layer(states), layer.base_layer(states) + states @ down.T @ up.T)
     llama = of_architecture("llama", tmp_path / "llama", tokenizer)
-    assert trainable(with_lora(llama.model, 1, seed=0)) == 2 * (3 * WIDTH + 16 + 8 + 8)
+    assert trainable(with_lora(llama.model, 1, seed=0)) == 2 * (3 * 32 + 64 + 32 + 32)
 
 
 def test_the_command_trains_heads_that_know_their_model(base, backbone, data, tokenizer, tmp_path):
@@ -165,7 +136,7 @@ def test_the_command_trains_heads_that_know_their_model(base, backbone, data, to
     log = (tmp_path / "head-seed0" / "log.jsonl").read_text()
     assert "cross-entropy" in log
     with pytest.raises(UsageError, match=r"head-seed0: got an existing run, expected a free path"):
-        CliRunner().invoke(language, list(map(str, arguments)), catch_exceptions=False)
+        invoke(language, *arguments)
     other = Base(write_backbone(tmp_path / "other", tokenizer, seed=1))
     with pytest.raises(CheckpointError, match=r"head .*: got a head of toy with SHA-256 .*, expected a head of other"):
         load_head(tmp_path / "head-seed0", other)
@@ -258,14 +229,10 @@ def test_questions_of_the_test_split_are_not_trained_on(tokenizer, tmp_path):
     )
 
 
-def settings_of(base, **changes):
-    values = {"data": {"sums": ""}, "limit": 40, "epochs": 1, "items": 2, "seeds": 1, "processor": processor()}
-    return ComparisonSettings(base=base.identity, **{**values, **changes})
-
-
 def test_an_epoch_of_each_method_has_each_example_once(base, data, tmp_path):
     task = read_task(data / "sums", base.tokenizer, POSITIONS, 40)
-    experiment = HeadComparison(settings_of(base), tmp_path, base, {"sums": task})
+    values = {"data": {"sums": ""}, "limit": 40, "epochs": 1, "items": 2, "seeds": 1, "processor": processor()}
+    experiment = HeadComparison(ComparisonSettings(base=base.identity, **values), tmp_path, base, {"sums": task})
     for method in METHODS.values():
         if method.make:
             objective = experiment.objective("sums", method, method.make(base, 0), 0)
@@ -311,42 +278,64 @@ def test_one_command_compares_all_methods_and_resumes(compared, backbone, base, 
         comparison(backbone, data, out, "--data", data / "sums")
 
 
-def tables_of(base, tmp_path, losses, right):
-    """Return cross-entropies and right answers by row, of losses by method and seed, of two tokens for each example."""
-    experiment = HeadComparison(settings_of(base, data={"toy": ""}, seeds=3), tmp_path)
-    names = {part.arguments[1:]: part.name for part in experiment.parts()}
-    records = {
-        names[method.name, seed]: MethodRecord(
-            losses=tuple(of), tokens=(2,) * len(of), right=tuple(map(bool, right[method]))
-        )
-        for (method, seed), of in losses.items()
+ONE = Example("What is 1 plus 2?", "", "3")
+
+
+def test_a_second_begin_token_adds_exactly_one_token():
+    tokenizer = bpe()
+    begin = begin_of(tokenizer)
+    assert begin == (tokenizer.end,)
+    none, once, twice = (tokenizer.beginning_with(begin * times) for times in range(3))
+    assert twice.prompt("Why?") == [*begin, *once.prompt("Why?")] == [*begin, *begin, *none.prompt("Why?")]
+    rows = [one.encode(ONE) for one in (once, twice)]
+    assert rows[1].ids.tolist() == [*begin, *rows[0].ids]
+    assert rows[1].learnt.tolist() == [False, *rows[0].learnt]
+    assert begin_of(once.beginning_with([7])) == (7,)
+    assert tokenizer.begin == []
+
+
+@pytest.mark.parametrize("has_adapters", [False, True])
+def test_a_token_in_front_moves_the_others_unless_their_places_are_kept(has_adapters):
+    plain = tiny_gpt2()
+    model = with_lora(plain, 2, 0).eval() if has_adapters else plain
+    ids = torch.tensor([[bpe().end, *range(5, 12)]])
+    more = torch.cat([ids[:, :1], ids], dim=1)
+    places = torch.tensor([[0, *range(8)]])
+    expected = plain(more, position_ids=places, attention_mask=torch.ones_like(more)).logits
+    with moved_back(model, 1):
+        found = model(more, use_cache=False).logits
+    torch.testing.assert_close(found, expected)
+    assert not torch.allclose(found[:, 1:], plain(ids).logits, atol=0.01)  # the token counts, wherever the others are
+    assert not torch.allclose(found, plain(more).logits, atol=0.01)
+    torch.testing.assert_close(model(more, use_cache=False).logits, plain(more).logits)
+
+
+def test_one_command_scores_all_conditions_and_resumes(tmp_path):
+    save_backbone(tiny_gpt2(), bpe(), tmp_path / "toy")
+
+    def run():
+        arguments = ("--limit", 20, "--epochs", 1, "--rank", 2, "--seeds", 1, "--device", "cpu", "--json")
+        return json.loads(invoke(language, "mismatch", tmp_path / "toy", "--out", tmp_path / "out", *arguments))
+
+    printed = run()
+    effects, every = printed["tables"]
+    splits = ("training", "calculator/in_range", "calculator/out_of_range", "calculator/long")
+    bases = [(base, use) for base in ("FP32", "NF4") for use in (f"{base}, its own", "FP32, merged")]
+    assert {tuple(row[:4]) for row in every["rows"]} == {
+        (*of, *rest) for of in bases for rest in product(BEGINS, splits)
     }
-    return [{row[0]: row[2] for row in table.rows} for table in experiment.tables(records)[:2]]
-
-
-@pytest.mark.parametrize("shift", [-0.2, 0.2])
-def test_differences_are_paired_by_example(base, tmp_path, shift):
-    generator = np.random.default_rng(0)
-    losses, right = generator.exponential(2, 200), generator.random(200) < 0.5
-    found = {(FROZEN, 0): losses}
-    for seed in range(3):
-        noise = generator.normal(0, 0.01, 200)
-        found[HEAD, seed] = losses + 2 * shift + noise - noise.mean()
-        found[ADAPTER, seed] = losses
-    more = right | (np.arange(200) < 20)
-    entropies, answers = tables_of(base, tmp_path, found, {FROZEN: right, HEAD: more, ADAPTER: right})
-    change = entropies["the head minus: frozen model"]
-    assert change.value == pytest.approx(shift, abs=1e-9)
-    low, high = change.interval
-    assert high - low < 0.01 < np.subtract(*entropies[HEAD.name].interval[::-1])
-    assert answers["the head minus: low-rank adapter"].value == pytest.approx(100 * (more & ~right).mean())
-    assert "the head minus: backward attention" not in entropies
-
-
-def test_intervals_add_the_spread_of_seeds(base, tmp_path):
-    found = {(FROZEN, 0): np.full(300, 2.0)}
-    found |= {(HEAD, seed): np.full(300, level) for seed, level in enumerate((2.38, 2.4, 2.42))}
-    entropies, _ = tables_of(base, tmp_path, found, {FROZEN: [True] * 300, HEAD: [True] * 300})
-    half = 4.303 * 0.01 / 3**0.5  # Student's quantile of 2 degrees of freedom, for losses of two tokens
-    assert entropies[HEAD.name].interval == pytest.approx((1.2 - half, 1.2 + half), abs=1e-4)
-    assert entropies["the head minus: frozen model"].interval == pytest.approx((0.2 - half, 0.2 + half), abs=1e-4)
+    assert effects["heads"][2:] == list(splits)
+    completions = 12 * (18 + 3 * 20)
+    assert f"free writing agree on {completions} of {completions} whole completions" in printed["text"]
+    assert printed["text"].partition("\n")[0] in (tmp_path / "out" / "report.md").read_text()
+    fp32 = {tuple(row[1:4]): row[4:] for row in every["rows"] if row[0] == "FP32"}
+    assert all(fp32["FP32, its own", begin, split] == fp32["FP32, merged", begin, split] for _, begin, split in fp32)
+    records = tmp_path / "out" / "records.jsonl"
+    first, second = records.read_text().splitlines()
+    records.write_text(f"{first}\n")
+    unfinished = Mismatch(read_settings(tmp_path / "out", MismatchSettings), tmp_path / "out")
+    for table in unfinished.tables(read_records(tmp_path / "out", AdapterRecord)):
+        assert {row[0] for row in table.rows} == {"FP32"}  # no base without a record
+    assert run() == printed
+    again = json.loads(records.read_text().splitlines()[1])
+    assert {**again, "seconds": 0} == {**json.loads(second), "seconds": 0}

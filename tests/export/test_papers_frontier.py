@@ -208,10 +208,7 @@ def test_a_report_leaves_out_families_that_are_not_timed(tmp_path):
     assert "RTE" not in found["text"]
 
 
-@pytest.mark.parametrize(
-    ("accuracies", "best"),
-    [((0.5, 0.75), TEACHER), ((0.5, 0.5), DENSE), ((0.75, 0.5), DENSE)],
-)
+@pytest.mark.parametrize(("accuracies", "best"), [((0.5, 0.75), TEACHER), ((0.5, 0.5), DENSE), ((0.75, 0.5), DENSE)])
 def test_the_dense_baseline_is_the_best_run_on_the_holdout(tmp_path, accuracies, best):
     for name, accuracy in zip(DENSE_RUNS, accuracies, strict=True):
         targets = (np.arange(4) >= 4 * accuracy).astype(int)  # the answer is always 0

@@ -1,6 +1,7 @@
-"""Looped runs: training, bundles, and the engines of their graphs."""
+"""Looped runs: training, bundles and their predicted latencies, and the engines of their graphs."""
 
 import json
+import sys
 from functools import partial
 
 import msgspec
@@ -10,17 +11,23 @@ import pytest
 import torch
 import tritonclient.grpc as triton
 from click.testing import CliRunner
+from msgspec.structs import replace
 from onnx import numpy_helper
 
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import Profile, Tolerance
-from edge.errors import GoldenError
+from edge.bundles.manifest import Measure, Profile, Tolerance
+from edge.bundles.rules import check
+from edge.errors import BundleError, GoldenError, UsageError
 from edge.launch import running_server
+from edge.programs.tier_program import golden_loops, load_tier
 from edge.runtimes.tensorrt.build import compile_onnx
+from export.cli.estimate import estimate
 from export.cli.export import export
 from export.cli.reduce import reduce
 from export.cli.train import train
 from export.errors import CheckpointError
+from export.estimate.devices import DEFAULT_BOARD
+from export.estimate.estimate import estimate_bundle
 from export.estimate.model import kernels
 from export.estimate.operations import work_of
 from export.models.convert import golden_of, largest_difference
@@ -39,10 +46,11 @@ from export.papers.looped.model import (
 )
 from export.papers.looped.prompts import draw_prompts
 from export.papers.looped.recipes import training_plan
-from export.papers.looped.train import evaluate, load_run, train_run
+from export.papers.looped.train import load_run, train_run
 from export.training.checkpoint import save
 from export.training.provenance import processor, provenance
 from export.training.runs import RunConfig, RunMetrics
+from tests.support.commands import shown
 from tests.support.marks import with_rtx
 from tests.support.sample_requests import triton_input
 from tests.support.task_data import Seen, invoke
@@ -55,7 +63,7 @@ def make_model(*shapes):
     """Return a model whose state settles slowly, as training makes it; without shapes, with the usual layer."""
     torch.manual_seed(0)
     config = training_plan("linear", "small", dim=16).config
-    model = PromptTransformer(msgspec.structs.replace(config, shapes=shapes or config.shapes)).eval()
+    model = PromptTransformer(replace(config, shapes=shapes or config.shapes)).eval()
     with torch.no_grad():
         for parameter in model.layers.parameters():
             if parameter.dim() > 1:
@@ -71,8 +79,9 @@ def make_prompts(points=11):
 def write_run(model, directory):
     """Write the run of a model that was not trained."""
     arguments = {"function": "linear", "config": msgspec.to_builtins(model.config)}
-    metrics = RunMetrics(model.parameter_count, 0, 0, 0.0, evaluate(model, "linear"))
-    save(directory, model, RunConfig(MODEL, arguments, provenance(trainer="made", data="none", seed=0)), metrics)
+    measures = (Measure("squared_error", "loops-30", 0.5, 1280),)
+    config = RunConfig(MODEL, arguments, provenance(trainer="made", data="none", seed=0))
+    save(directory, model, config, RunMetrics(model.parameter_count, 0, 0, 0.0, measures))
     return directory
 
 
@@ -92,7 +101,7 @@ def test_tiers_of_a_bundle_compute_the_loops_of_their_runs(run, lean, tmp_path):
     for one in made["files"]:
         assert one["largest_difference"] < (0.01 if ".fp16." in one["file"] else 1e-4)
     bundle, limits = Bundle.open(tmp_path / "looped-linear-1"), {"max_loops": 5, "tolerance": 1e-9}
-    assert {measure.split for measure in bundle.manifest.measures} >= {"loops-30, tier full", "loops-30, tier lean"}
+    assert {measure.split for measure in bundle.manifest.measures} == {"loops-30, tier full", "loops-30, tier lean"}
     with (
         running_server([bundle.path], target="onnxruntime", cache=tmp_path / "cache") as ready,
         triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
@@ -109,9 +118,13 @@ def test_tiers_of_a_bundle_compute_the_loops_of_their_runs(run, lean, tmp_path):
                 assert found.as_numpy("loops").tolist() == [[5]] * 8
 
 
-def test_tolerances_of_every_precision_notice_a_broken_file_and_residuals_are_fp32(lean, tmp_path):
-    invoke(export, lean, "--repository", tmp_path, "--json")
-    bundle = Bundle.open(tmp_path / "looped-linear-1")
+@pytest.fixture(scope="module")
+def bundle(lean):
+    invoke(export, lean, "--repository", lean.parent)
+    return Bundle.open(lean.with_name("looped-linear-1"))
+
+
+def test_tolerances_of_every_precision_notice_a_broken_file_and_residuals_are_fp32(bundle):
     (tier,) = bundle.manifest.tiers
     steps = [one for one in tier.artifacts if one.role == "step"]
     assert [(one.runtime, one.precision) for one in steps] == [("onnxruntime", "fp32"), ("tensorrt", "fp16")]
@@ -120,7 +133,7 @@ def test_tolerances_of_every_precision_notice_a_broken_file_and_residuals_are_fp
         largest_difference(data, golden, artifact.tolerance, artifact.file)
         with pytest.raises(GoldenError):
             largest_difference(broken(data), golden, artifact.tolerance, artifact.file)
-    model = onnx.load(tmp_path / "looped-linear-1" / "x1.step.tensorrt.fp16.onnx")
+    model = onnx.load(bundle.path / "x1.step.tensorrt.fp16.onnx")
     made = {name: node for node in model.graph.node for name in node.output}
     assert made["residual"].op_type == "Sqrt"  # no cast follows
     assert made[made["residual"].input[0]].op_type == "Div"
@@ -140,6 +153,52 @@ def broken(data):
     return model.SerializeToString()
 
 
+def test_a_request_is_an_embedding_and_its_loops(bundle, tmp_path):
+    program = load_tier(bundle, "onnxruntime", tmp_path)
+    mean = golden_loops(program)
+    program.close()
+    for options, loops in (((), mean), (("--loops", 5), 5)):
+        rows = json.loads(invoke(estimate, bundle.path, "--batch", "1,8", *options, "--json"))["rows"]
+        assert [(row["part"], row["rows"]) for row in rows] == [
+            (part, batch) for batch in (1, 8) for part in ("embed", "step", f"{loops:.3g} loops")
+        ]
+        for embed, step, whole in (rows[:3], rows[3:]):
+            assert whole["loops"] == loops
+            for key in ("milliseconds", "launch_ms", "gflop"):
+                embed_part, step_part, whole_part = (row["prediction"][key] for row in (embed, step, whole))
+                assert whole_part == pytest.approx(embed_part + loops * step_part)
+            assert 0 < embed["prediction"]["gflop"] < step["prediction"]["gflop"]
+        assert rows[4]["prediction"]["gflop"] == pytest.approx(8 * rows[1]["prediction"]["gflop"])
+    assert "the mean of the golden prompts" in invoke(estimate, bundle.path)
+    with pytest.raises(UsageError, match=r"--lengths: got \(8,\), expected none for looped-linear, which is looped"):
+        invoke(estimate, bundle.path, "--lengths", "8")
+
+
+def test_the_manifest_has_the_predictions_of_estimate(bundle, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)  # so that nobody counts the kernels of an engine
+    rows = estimate_bundle(bundle.path, *DEFAULT_BOARD, batches=(1, 8)).rows
+    found = bundle.manifest.tiers[0].latencies
+    assert [(one.part, one.rows, one.tokens, one.milliseconds, one.high_ms) for one in found] == [
+        (row.part, row.rows, row.tokens, row.milliseconds, row.prediction.high_ms) for row in rows
+    ]
+    assert len(found) == 6
+    assert {one.precision for one in found} == {"fp16"}
+    lines = shown("info", bundle.path).splitlines()
+    for one in found:
+        assert any(f" {one.part} " in line and "prediction" in line for line in lines), one
+    tier, nameless = bundle.manifest.tiers[0], replace(found[0], part=None)
+    with pytest.raises(BundleError, match="latency part: got none, expected the part of a request, which has several"):
+        check(replace(bundle.manifest, tiers=(replace(tier, latencies=(nameless,)),)), "manifest")
+
+
+def test_a_bundle_carries_the_files_of_chosen_runtimes(lean, tmp_path):
+    options = ("--artifacts", "onnxruntime", "--no-measure", "--json")
+    (made,) = json.loads(invoke(export, lean, "--repository", tmp_path, *options))
+    (tier,) = Bundle.open(made["bundle"]).manifest.tiers
+    assert [(one.role, one.runtime) for one in tier.artifacts] == [("embed", "any"), ("step", "onnxruntime")]
+    assert tier.latencies == ()
+
+
 def test_a_looped_run_is_not_reduced(run, tmp_path):
     other = r"field model: got 'prompt-transformer', expected one of transformer-with-head\. Give a run of such a model"
     with pytest.raises(CheckpointError, match=other):
@@ -152,10 +211,7 @@ def test_a_looped_run_is_not_reduced(run, tmp_path):
     [
         (("looped-linear", "--dim", 18), "--dim: got 18, expected a multiple of the 4 heads. Give --dim 16."),
         (("looped-linear", "--stages", 3), "--stages: got 3, expected at most 2, the stages of this plan"),
-        (
-            ("looped-linear", "--unlooped", "--injection", "add"),
-            "--injection: got 'add', expected no --injection with --unlooped",
-        ),
+        (("looped-linear", "--unlooped", "--injection", "add"), "--injection: got 'add', expected no --injection wi"),
         (("looped-linear", "--epochs", 3), "--epochs: got 3, expected a calculator among the models. Give --steps."),
         (("calculator-gate", "--steps", 3), "--steps: got 3, expected a model of looped-linear, looped-sparse"),
         (("looped-line",), "Did you mean 'looped-linear'?"),
@@ -176,7 +232,8 @@ def test_an_unlooped_model_is_trained_in_bf16_and_not_served(tmp_path):
     assert "got an unlooped model, expected a looped model" in str(result.exception)
 
 
-def test_an_interrupted_training_resumes_in_its_stage(tmp_path):
+def test_an_interrupted_training_resumes_in_its_stage(tmp_path, monkeypatch):
+    monkeypatch.setattr("export.papers.looped.train._PROMPTS", 64)
     plan = training_plan("linear", "small", dim=8, steps=6)
     whole = train_run("linear", plan, tmp_path / "whole", seed=0)
     with pytest.raises(KeyboardInterrupt):
@@ -186,7 +243,7 @@ def test_an_interrupted_training_resumes_in_its_stage(tmp_path):
     assert seen.resumed == [(6, 6)]  # the first stage is not repeated
     assert (again.scores, again.losses, again.measures) == (whole.scores, whole.losses, whole.measures)
     assert {one.split: (one.n, one.interval is not None) for one in whole.measures} == dict.fromkeys(
-        ("loops-8", "loops-12", "loops-30", "loops-120"), (1280, True)
+        ("loops-8", "loops-12", "loops-30", "loops-120"), (64, True)
     )
     log = [json.loads(line) for line in (tmp_path / "again" / "log.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in log] == [1, 1]
@@ -245,7 +302,6 @@ def test_attention_of_a_step_is_fused_in_fp16_for_prompts_of_any_length(size):
         assert not product.report.notes
     # There were 18: three copied queries, keys and values, and four read the prediction out.
     counted = kernels(graph, profile)
-    assert counted is not None
     assert len(counted) <= 11
     work = work_of(graph, {name: array.shape for name, array in inputs.items()}, "step")
     # Its structure, from which manifests are predicted; the engine reads prediction and residual out in two kernels.

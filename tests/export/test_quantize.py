@@ -1,7 +1,5 @@
 """INT8 and FP16: ranges, the arithmetic of files, and what golden checks notice."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil
@@ -18,7 +16,6 @@ from onnx.reference import ReferenceEvaluator
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.golden import check_outputs
-from edge.datatypes import Array
 from edge.errors import GoldenError, UsageError
 from export.bundle.tier_files import export_tier
 from export.cli.export import export
@@ -38,7 +35,7 @@ from export.quantize.precision import half
 from export.quantize.ranges import LARGEST, Scheme, input_ranges, projections
 from tests.support.imported_directories import with_tokenizer, write_embedder
 from tests.support.language_models import bpe, tiny_of
-from tests.support.task_data import encoded, invoke, make_classifier, make_sentiment
+from tests.support.task_data import encoded, invoke, make_classifier, make_sentiment, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -201,10 +198,9 @@ def test_ways_are_compared_on_a_split(place):
 def test_a_model_that_embeds_sentences_is_scored_by_its_cosines(tmp_path):
     texts = [text for text, _ in make_sentiment(120)]
     scores = np.linspace(0, 5, 60).round(1)
-    (tmp_path / "glue" / "STS-B").mkdir(parents=True)
     for split in ("train", "dev"):
-        lines = [f"{one}\t{other}\t{score}" for one, other, score in zip(texts[::2], texts[1::2], scores, strict=True)]
-        (tmp_path / "glue" / "STS-B" / f"{split}.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *lines]))
+        rows = zip(texts[::2], texts[1::2], scores, strict=True)
+        write_rows(tmp_path / "glue" / "STS-B" / f"{split}.tsv", ("sentence1", "sentence2", "score"), [*rows])
     with_tokenizer(write_embedder(tmp_path / "directory"))
     invoke(import_, tmp_path / "directory", "--out", tmp_path / "run")
     methods = ("dynamic", "smoothed, largest, down and output_proj in FP16")
@@ -220,45 +216,43 @@ def test_a_model_that_embeds_sentences_is_scored_by_its_cosines(tmp_path):
     assert all(0 < one["logits_error"] < 0.2 for one in found["scored"])
 
 
-def test_large_activations_and_late_positions_keep_their_logits_in_fp16() -> None:
+def test_large_activations_and_late_positions_keep_their_logits_in_fp16():
     model = tiny_of("llama", bpe(), positions=1024, layers=1)
     with torch.no_grad():  # hidden states of about 400, whose squares FP16 does not have
         model.get_input_embeddings().weight.mul_(400 / 0.2)
     graph = DecoderGraph(model)
     plain = decoder_onnx(graph)
-    random = np.random.default_rng(0)
-    rows, tokens, places = 2, 5, 1000
-    feeds = {
-        "tokens": random.integers(0, bpe().size, (rows, tokens)),
-        "lengths": np.array([[900], [1]]),
-        "last": np.array([[4], [2]]),
-    }
-    for past, _, heads in graph.caches():
-        feeds[past] = random.standard_normal((rows, heads, places, graph.width)).astype(np.float32)
+    feeds = feeds_for(graph, lengths=[[900], [1]], places=1000)
     for got, expected in list(zip(computed(half(plain), feeds), computed(plain, feeds), strict=True))[:2]:
         assert np.abs(got - expected).max() < 0.02 * expected.std()  # logits, and keys of the first layer
 
 
-def test_capped_scores_stay_exact_when_exponentials_compute_the_tanh() -> None:
-    model = tiny_of("gemma2", bpe())
+def test_capped_scores_stay_exact_when_exponentials_compute_the_tanh():
+    model = tiny_of("gemma2", bpe(), layers=1)
     for layer in model.base_model.layers:
         layer.self_attn.attn_logit_softcapping = 50.0  # as published; the largest scores are beyond it
     graph = DecoderGraph(model)
     plain = decoder_onnx(graph)
     joined = join_caches(plain, graph.heads_per_key)
-    random = np.random.default_rng(0)
-    feeds: dict[str, Array] = {
-        "tokens": random.integers(0, bpe().size, (2, 5)), "lengths": np.array([[7], [1]]), "last": np.array([[4], [2]])
-    }  # fmt: skip
-    for past, _, heads in graph.caches():
-        feeds[past] = random.standard_normal((2, heads, 8, graph.width)).astype(np.float32)
+    feeds = feeds_for(graph, lengths=[[7], [1]], places=8)
     expected, *_ = computed(plain, feeds)
     for converted, most in ((joined, 1e-5), (half(joined), 0.01)):
         got, *_ = computed(converted, feeds)
         assert np.abs(got - expected).max() < most * expected.std()
 
 
-def computed(model: bytes, feeds: dict[str, Array]) -> list[Array]:
-    """Return the outputs of a model."""
-    outputs: list[Array] = ReferenceEvaluator(onnx.load_from_string(model)).run(None, feeds)
-    return outputs
+def feeds_for(graph, lengths, places):
+    """Return five tokens for each of two rows, with a cache."""
+    random = np.random.default_rng(0)
+    feeds = {
+        "tokens": random.integers(0, bpe().size, (2, 5)),
+        "lengths": np.array(lengths),
+        "last": np.array([[4], [2]]),
+    }
+    for past, _, heads in graph.caches():
+        feeds[past] = random.standard_normal((2, heads, places, graph.width)).astype(np.float32)
+    return feeds
+
+
+def computed(model, feeds):
+    return ReferenceEvaluator(onnx.load_from_string(model)).run(None, feeds)

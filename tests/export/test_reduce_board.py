@@ -46,16 +46,16 @@ def counted(classifier, state):
 SHAPES = {"inputs": (8, 32), "mask": (8, 32)}
 
 
-@pytest.mark.parametrize("shape", [LayerShape(1, 16, 64), LayerShape(0, 0, 128), LayerShape(4, 16, 0)])
-@pytest.mark.parametrize("pooling", ["mean", "summary"])
-def test_the_work_of_layers_is_that_of_their_graph(classifier, shape, pooling):
+@pytest.mark.parametrize(
+    ("shape", "first"), [(LayerShape(1, 16, 64), [False, True]), (LayerShape(0, 0, 128), [True] * 2)]
+)
+def test_the_work_of_layers_is_that_of_their_graph(classifier, shape, first):
     """A dense layer and another one; a head that reads the first token needs no other behind the last attention."""
     classifier = copy.deepcopy(classifier)
-    classifier.pooling = pooling
+    classifier.pooling = "summary"
     found = list(work_of(board._file(classifier, [DENSE, shape], "fp16"), SHAPES, "a model").kernels)
-    first_tokens = pooling == "summary"
-    for each, first in ((DENSE, first_tokens and not shape.num_heads), (shape, first_tokens)):
-        own = layer_work(classifier.transformer.config, each, Point(32, 8), "fp16", first_tokens=first)
+    for each, first_tokens in zip((DENSE, shape), first, strict=True):
+        own = layer_work(classifier.transformer.config, each, Point(32, 8), "fp16", first_tokens=first_tokens)
         for kernel in own.kernels:
             same = [one for one in found if isclose(one.gflop, kernel.gflop)]
             found.remove(next(one for one in same if replace(one, gflop=0.0) == replace(kernel, gflop=0.0)))

@@ -2,11 +2,11 @@ import json
 import re
 import shlex
 import shutil
+import sys
 
 import msgspec
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from edge.bench.layer_latencies import PREDICTION, LayerLatencies
 from edge.bundles.bundle import Bundle
@@ -17,6 +17,7 @@ from export.cli.export import export
 from export.cli.finetune import finetune
 from export.cli.plan import plan
 from export.cli.reduce import reduce
+from export.cli.shapes import shapes
 from export.data.tokens import Encoded
 from export.errors import DataError, PlanError, ReductionError
 from export.finetune.models import open_model, open_tuned
@@ -24,12 +25,13 @@ from export.models.transformer import LayerShape
 from export.reduce.run import open_source
 from export.reduce.target import LATENCIES
 from export.training.runs import CONFIG
-from tests.support.task_data import invoke
+from tests.support.task_data import finished, invoke
 
 
 @pytest.fixture(autouse=True)
 def _recorded_data_directory(monkeypatch):
     monkeypatch.delenv("FEWHEADS_DATA", raising=False)
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)  # so that nobody counts the kernels of an engine
 
 
 OPTIONS = ("--calibration", "200", "--tokens", "16")
@@ -41,8 +43,8 @@ def first(place):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(output, "LINE_SECONDS", 0.05)
         patch.delenv("FEWHEADS_DATA", raising=False)
-        command = ("--target-speedup", "1.05", "--out", str(place / "reduced"), "--final", "--json")
-        return CliRunner().invoke(reduce, [str(place / "SST-2"), *OPTIONS, *command], catch_exceptions=False)
+        command = (place / "SST-2", *OPTIONS, "--target-speedup", 1.05, "--out", place / "reduced")
+        return finished(reduce, *command, "--final", "--json")
 
 
 def test_a_run_becomes_a_smaller_run_that_can_be_fine_tuned(place, first):
@@ -62,8 +64,8 @@ def test_a_run_becomes_a_smaller_run_that_can_be_fine_tuned(place, first):
     # Everything that takes long is kept for another target.
     kept = sorted(path.name.partition("-")[0] for path in (place / ".SST-2.reduction").iterdir())
     assert kept == ["latency.json", "losses"]
-    command = [str(place / "SST-2"), *OPTIONS, "--target-speedup", "1.05", "--out", str(place / "reduced"), "--replace"]
-    again = CliRunner().invoke(reduce, command, catch_exceptions=False)
+    command = (place / "SST-2", *OPTIONS, "--target-speedup", 1.05, "--out", place / "reduced")
+    again = finished(reduce, *command, "--replace")
     assert f"reduced: resumes from the timings and layers in {place / '.SST-2.reduction'}" in again.stderr.splitlines()
     assert re.search(r"times faster expected on .*onnxruntime.*\(measured\), [\d.]+ measured on this", again.stdout)
     assert "Before any fine-tuning" in again.stdout
@@ -92,8 +94,7 @@ def test_a_speedup_far_below_the_planned_one_is_remarked_on(place, first, tmp_pa
         timing["comparison"]["ratio"] *= 2
         timing["comparison"]["milliseconds"] /= 2
     path.write_text(json.dumps(table))
-    command = [str(run), *OPTIONS, "--target-speedup", "1.6", "--out", str(tmp_path / "lean")]
-    again = CliRunner().invoke(reduce, command, catch_exceptions=False)
+    again = finished(reduce, run, *OPTIONS, "--target-speedup", 1.6, "--out", tmp_path / "lean")
     assert re.search(
         rf"lean: [\d.]+ times faster, where the timed shapes promised 1\.\d+\..*delete {path}", again.stderr
     )
@@ -115,10 +116,11 @@ def test_runs_that_cannot_be_reduced_are_rejected_before_the_timings(place, sst2
 
 
 @pytest.fixture(scope="module")
-def tables(place, layer_shapes):
+def tables(place):
     """The directory with a table of the run's layers, measured on ONNX Runtime."""
+    invoke(shapes, place / "SST-2", "--out", place / "shapes", "--lengths", "8,16")
     options = ("--target", "onnxruntime", "--calls", 5, "--lengths", 16, "--cache", place / "cache")
-    invoke(profile, layer_shapes, "--out", place / "cpu.json", *options)
+    invoke(profile, place / "shapes", "--out", place / "cpu.json", *options)
     return place
 
 
@@ -185,13 +187,9 @@ def test_whole_layers_are_planned_without_data(place, tmp_path):
     assert planned["layers"][0] is None
     assert msgspec.convert(planned["layers"][1], LayerShape) == dense
     assert planned["loss"] is None
-    assert "plan" in invoke(plan, run, *options)
     assert not list((tmp_path / ".SST-2.reduction").glob("losses-*"))
     with pytest.raises(PlanError, match=r"target speed-up on Jetson .*: got 99x, expected at most .* 1 layer left out"):
         invoke(plan, run, *options[:-1], 99)
-    out = (place / "SST-2", *options, "--calibration", 200, "--out", tmp_path / "whole", "--json")
-    reduced = json.loads(invoke(reduce, *out))
-    assert (reduced["planned"]["kept"], reduced["losses_on"]) == ([1], None)
 
 
 def test_losses_come_from_the_hold_out_if_it_is_large_enough(place, sst2):
@@ -249,10 +247,7 @@ def test_devices_and_targets_that_cannot_be_are_rejected(place, first, tmp_path)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"timings": ()},
-            r"at 16 tokens, batch 1: got no timing of h2-.*, expected timings of .* lengths none\. On the device",
-        ),
+        ({"timings": ()}, r"at 16 tokens, batch 1: got no timing of h2-.*, expected timings of .* lengths none"),
         ({"rest": ()}, r"at 16 tokens, batch 1: got no timing of rest, .* profile SHAPES --lengths 16 --out TABLE"),
         ({"key": {"dim": "7"}}, r"key: got architecture 'missing', dim '7', .* expected architecture 'bert', dim '32'"),
         (None, "got 1 timings of a device that throttled, expected steady clocks"),

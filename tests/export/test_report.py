@@ -147,14 +147,3 @@ def test_labels_of_any_script_are_escaped_in_figures():
     drawn = confusion(Classes("日本", Mean(0, (0, 0)), rows, ((1, 0, 0), (0, 1, 0), (0, 1, 0)), 0.0, (), ()))
     assert "&lt;b&gt;&amp;</text>" in drawn
     assert drawn.count("日本</text>") == drawn.count("$x</text>") == 2
-
-
-def test_pages_are_not_replaced_or_written_into_other_files_of_a_run(place, tmp_path):
-    run = place / "SST-2"
-    for arguments, message in (
-        ((run, "--out", run / REPORT), r"report\.html: got an existing file, expected a free path. Give --replace"),
-        ((run, "--out", run / "other.html"), "got a path inside of RUN"),
-        ((place / "model", "--out", tmp_path / "x.html"), "got a model without a task"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            invoke(report, *arguments, "--data-dir", place)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import tritonclient.grpc as triton
-import tritonclient.http as triton_http
 from PIL import Image
 
 from edge.bundles.bundle import Bundle
@@ -207,10 +206,22 @@ def test_teachers_that_see_something_else(place, tmp_path):
 
 
 def test_exported_run_reads_files_as_it_was_trained(tmp_path):
-    """Digits as PNG and JPEG files, from stock clients over gRPC and HTTP, beside torch on the same pixels."""
+    """Digits as PNG and JPEG files, from a stock client, beside torch on the same pixels."""
     pytest.importorskip("sklearn", reason="scikit-learn is absent")
     invoke(finetune, "digits", *SHAPE, "--out", tmp_path, "--epochs", 2, *OPTIONS)
-    (made,) = json.loads(invoke(export, tmp_path / "digits", "--name", "digits", "--repository", tmp_path, "--json"))
+    (made,) = json.loads(
+        invoke(
+            export,
+            tmp_path / "digits",
+            "--name",
+            "digits",
+            "--repository",
+            tmp_path,
+            "--artifacts",
+            "onnxruntime",
+            "--json",
+        )
+    )
     bundle = Bundle.open(made["bundle"])
     assert [tier.name for tier in bundle.manifest.tiers] == ["x1", "x1-int8"]
     assert bundle.manifest.postprocess.labels == tuple("0123456789")
@@ -225,17 +236,16 @@ def test_exported_run_reads_files_as_it_was_trained(tmp_path):
     with torch.no_grad():
         logits = open_tuned(tmp_path / "digits", "digits")(torch.from_numpy(pixels))
     probabilities, classes = logits.softmax(dim=1).topk(3)
-    arguments = ["--http-port=0"]
-    with running_server([bundle.path], cache=tmp_path / "cache", arguments=arguments) as ready:
-        for module, port in ((triton, ready.grpc_port), (triton_http, ready.http_port)):
-            with module.InferenceServerClient(f"127.0.0.1:{port}") as client:
-                wanted = [module.InferRequestedOutput("probabilities", class_count=3)]
-                wanted.append(module.InferRequestedOutput("label"))
-                result = client.infer("digits", [triton_input("image", column(*files), module)], outputs=wanted)
-            assert result.as_numpy("label")[:, 0].tolist() == [b"%d" % row[0] for row in classes.tolist()]
-            ranked = [[text.split(b":") for text in row] for row in result.as_numpy("probabilities").tolist()]
-            assert [[int(label) for _, _, label in row] for row in ranked] == classes.tolist()
-            np.testing.assert_allclose([[float(v) for v, _, _ in row] for row in ranked], probabilities, atol=1e-4)
+    with (
+        running_server([bundle.path], cache=tmp_path / "cache") as ready,
+        triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
+    ):
+        wanted = [triton.InferRequestedOutput("probabilities", class_count=3), triton.InferRequestedOutput("label")]
+        result = client.infer("digits", [triton_input("image", column(*files))], outputs=wanted)
+    assert result.as_numpy("label")[:, 0].tolist() == [b"%d" % row[0] for row in classes.tolist()]
+    ranked = [[text.split(b":") for text in row] for row in result.as_numpy("probabilities").tolist()]
+    assert [[int(label) for _, _, label in row] for row in ranked] == classes.tolist()
+    np.testing.assert_allclose([[float(v) for v, _, _ in row] for row in ranked], probabilities, atol=1e-4)
 
 
 def test_large_images_of_a_folder_are_scaled_down_for_the_golden_set(folders):

@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from PIL import Image
 
 from edge.bundles.bundle import Bundle
@@ -31,7 +30,7 @@ from export.papers.adaptive.run import MechanismRecord
 from export.papers.experiment import read_records
 from export.training.runs import CONFIG, REPORT, read_config
 from tests.support.commands import shown
-from tests.support.task_data import NEUTRAL, invoke, make_sentiment, write_rows
+from tests.support.task_data import NEUTRAL, finished, invoke, make_sentiment, write_rows
 
 TUNING = ("--lr", 2e-2, "--batch", 32, "--max-length", 32)
 #: Longer than what bundles take of shorter data.
@@ -171,30 +170,30 @@ def test_values_and_pairs(tuned, tmp_path):
 def test_images_in_folders(tuned, tmp_path):
     datasets, image = pytest.importorskip("sklearn.datasets"), pytest.importorskip("PIL.Image")
     digits = datasets.load_digits()
-    for number in np.flatnonzero(digits.target < 3):
+    for number in np.flatnonzero(digits.target < 3)[:240]:
         folder = tmp_path / "digits" / f"class {digits.target[number]}"
         folder.mkdir(parents=True, exist_ok=True)
         pixels = (digits.images[number] * (255 / 16)).astype(np.uint8)
         image.fromarray(pixels).save(folder / f"{number}.png")
     (tmp_path / "digits" / "class 1" / "x.webp").touch()
-    command = ("--data", tmp_path / "digits", "--dim", 32, "--depth", 1, "--epochs", 12, "--lr", 5e-3)
-    tuning = CliRunner().invoke(finetune, [*map(str, command), "--name", "run", "--out", str(tmp_path), "--final"])
+    command = ("--data", tmp_path / "digits", "--dim", 16, "--depth", 1, "--heads", 1, "--epochs", 16, "--lr", 1e-2)
+    tuning = finished(finetune, *command, "--name", "run", "--out", tmp_path, "--final")
     assert "digits/: images that are neither JPEG nor PNG are left out: 1" in tuning.stderr
     run = tmp_path / "run"
     config = read_config(run)
     assert config.arguments["labels"] == ["class 0", "class 1", "class 2"]
-    assert (config.own_data.image_size, config.own_data.files[0].rows) == (8, 537)
+    assert (config.own_data.image_size, config.own_data.files[0].rows) == (8, 240)
     kept = read_predictions(run, "dev")
     assert (kept.answers == kept.targets).mean() > 0.8
     page, wrong = (run / REPORT).read_text(), (kept.answers != kept.targets).sum()
     held = read_predictions(run, "holdout")
     assert page.count('<img src="data:image/png;base64,') == min(wrong, 20) + (held.answers != held.targets).sum()
-    printed = invoke(reduce, run, "--calibration", 300, "--target-speedup", 1.02, "--out", tmp_path / "lean")
+    printed = invoke(reduce, run, "--calibration", 150, "--target-speedup", 1.02, "--out", tmp_path / "lean")
     assert read_config(tmp_path / "lean").own_data == config.own_data
     invoke(finetune, *next_command(printed), "--epochs", 1, "--no-report")
     assert read_config(tmp_path / "lean-taught").own_data == config.own_data
     (tmp_path / "digits" / "class 1" / "x.png").write_bytes(b"GIF89a")
-    with pytest.raises(DataError, match=r"file digits/: got 538 rows .* expected 537 rows .*fewheads finetune --data"):
+    with pytest.raises(DataError, match=r"file digits/: got 241 rows .* expected 240 rows .*fewheads finetune --data"):
         invoke(report, run, "--replace")
     for arguments, message in (
         ((), r"image .*class 1/x\.png: got GIF, expected JPEG or PNG\. Remove it, convert it, or scale it down"),
@@ -300,11 +299,6 @@ def exported(place):
         return place / "runs" / name
 
     return export_run
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_each_format_becomes_a_bundle(name, exported):
-    assert exported(name).is_dir()
 
 
 def test_each_format_reaches_a_served_answer(exported, place, tmp_path):

@@ -19,14 +19,7 @@ from export.finetune.run import prepare
 from export.models.heads import SpanClassifier
 from tests.support.sample_requests import column
 from tests.support.stock_client import served_bundles
-from tests.support.task_data import (
-    NEUTRAL,
-    invoke,
-    make_tokenizer,
-    make_transformer,
-    real,
-    write_model,
-)
+from tests.support.task_data import NEUTRAL, invoke, make_tokenizer, make_transformer, real, write_model
 
 
 def make_articles(number, seed=0):

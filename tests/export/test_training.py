@@ -1,17 +1,25 @@
-"""The trainer on every device of this machine, and its optimisers."""
+"""The trainer on every device of this machine, its optimisers, the intervals of measures, and run directories."""
 
+import re
+import shutil
+
+import msgspec
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from msgspec.structs import replace
 
 from edge.bundles.manifest import Measure
+from export.errors import CheckpointError
+from export.papers.calculator.networks import NETWORKS
 from export.papers.looped.model import PromptTransformer
-from export.papers.looped.prompts import FUNCTION_CLASSES
 from export.papers.looped.recipes import training_plan
 from export.papers.looped.train import PromptObjective
 from export.training.average import AveragedWeights
+from export.training.checkpoint import load, save
 from export.training.intervals import Sample, across_seeds, average, mean_measure, with_interval
+from export.training.runs import CARD, CONFIG, METRICS, WEIGHTS
 from export.training.trainer import train
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -32,7 +40,7 @@ def trained_one_step(device="cpu", name="linear", **changes):
     return trained, {name: p.detach().cpu() - before[name] for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize(("name", "precision"), [("linear", "bf16"), *((name, "fp32") for name in FUNCTION_CLASSES)])
+@pytest.mark.parametrize(("name", "precision"), [("linear", "bf16"), ("tree", "fp32")])
 @pytest.mark.parametrize("device", DEVICES)
 def test_one_step_on_every_device(device, name, precision):
     expected, _ = trained_one_step(name=name)
@@ -78,10 +86,9 @@ def test_the_average_of_weights_fades_goes_on_from_its_state_and_leaves_the_weig
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize(("item_noise", "seed_noise"), [(1.0, 0.02), (0.2, 0.1), (0.5, 0.05)])
-def test_intervals_of_averages_over_tasks_and_few_seeds_cover_the_truth(item_noise, seed_noise):
+def test_intervals_of_averages_over_tasks_and_few_seeds_cover_the_truth():
     """With a true difference of 0, 95 % of the intervals should have it; resampling three seeds gives 72 to 86 %."""
-    random, covered, simulations = np.random.default_rng(0), 0, 250
+    random, covered, simulations, item_noise, seed_noise = np.random.default_rng(0), 0, 250, 0.2, 0.1
     items, tasks = 200, 4
     for _ in range(simulations):
         found = []
@@ -109,3 +116,84 @@ def test_resamples_and_seeds_that_agree_leave_the_interval_over_items_or_none():
     assert (pooled.value, pooled.seeds, pooled.interval) == (1, 3, wilson)
     (differing,) = across_seeds([(right,), (Measure("right", "dev", 0.5, 24),)])
     assert differing.interval[0] < 0.5
+
+
+@pytest.fixture
+def run(runs, tmp_path):
+    return shutil.copytree(runs / "calculator-gate", tmp_path / "calculator-gate")
+
+
+def test_a_run_is_read_as_it_was_written_and_replaced_whole(run, tmp_path):
+    model, config, metrics = load(run, NETWORKS)
+    for directory in (tmp_path / "deep" / "copy", run):
+        save(directory, model, config, metrics)
+        again, *rest = load(directory, NETWORKS)
+        assert rest == [config, metrics]
+        assert not again.training
+        assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
+        assert sorted(path.name for path in directory.iterdir()) == sorted([CARD, CONFIG, METRICS, WEIGHTS])
+        assert not [path for path in directory.parent.iterdir() if path.name.startswith(".")]
+    assert (config.provenance.seed, config.provenance.versions["torch"]) == (0, torch.__version__)
+    assert config.provenance.created.endswith("+00:00")
+    assert "epochs=20" in config.provenance.trainer
+    assert config.precision == "fp32"
+
+
+def test_a_run_replaces_nothing_else(run, tmp_path):
+    loaded = load(run, NETWORKS)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").touch()
+    with pytest.raises(CheckpointError, match=r"photos: got something that is not a run, .* Choose another --out"):
+        save(tmp_path / "photos", *loaded)
+    with pytest.raises(CheckpointError, match="expected a writable place"):
+        save(tmp_path / "photos" / "cat.jpg" / "run", *loaded)
+    assert (tmp_path / "photos" / "cat.jpg").read_bytes() == b""
+
+
+def configured(**changes):
+    def change(run):
+        fields = msgspec.json.decode((run / CONFIG).read_bytes())
+        (run / CONFIG).write_bytes(msgspec.json.encode({**fields, **changes}))
+
+    return change
+
+
+def weighted(**changes):
+    """Replace tensors of a run by name; None removes one."""
+
+    def change(run):
+        weights = {**safetensors.torch.load_file(run / WEIGHTS), **changes}
+        safetensors.torch.save_file({name: t for name, t in weights.items() if t is not None}, run / WEIGHTS)
+
+    return change
+
+
+def written(name, data):
+    """Write a file of a run; None deletes it."""
+    return lambda run: (run / name).unlink() if data is None else (run / name).write_bytes(data)
+
+
+BIAS = "value.bias"
+BROKEN = [
+    (shutil.rmtree, "got nothing there, expected a run directory"),
+    (lambda run: (shutil.rmtree(run), run.touch()), "got a file, expected a run directory"),
+    *((written(n, None), f"{n}: got No such file or directory, expected a file") for n in (WEIGHTS, METRICS)),
+    (written(CONFIG, None), f"run .*: got a directory without {CONFIG}, expected a run directory"),
+    (written(CONFIG, b""), f"{CONFIG}: got .*, expected the fields of Run"),
+    (written(METRICS, b'{"model": 3}'), f"{METRICS}: got .*, expected the fields of Run"),
+    (configured(model="calculator-abacus"), "field model: got 'calculator-abacus', expected one of calculator-oracle"),
+    (configured(arguments={"heads": 3}), "field arguments: got .*heads.*expected the arguments of calculator-gate"),
+    (written(WEIGHTS, b"no weights"), "expected a safetensors file"),
+    (weighted(**{BIAS: torch.zeros(2)}), rf"'{BIAS}': got torch.float32 \[2\], expected torch.float32 \[1\]"),
+    (weighted(**{BIAS: torch.zeros(1).double()}), rf"'{BIAS}': got torch.float64 \[1\], expected torch.float32 \[1\]"),
+    (weighted(**{BIAS: None}), f"tensor '{BIAS}': got no such tensor"),
+    (weighted(extra=torch.zeros(1)), "'extra': got a tensor that the model lacks"),
+    (weighted(**{BIAS: torch.tensor([torch.nan])}), f"'{BIAS}': got NaN or Inf, expected finite weights"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), BROKEN, ids=[re.sub(r"\W+", "-", message) for _, message in BROKEN])
+def test_broken_runs_are_rejected(run, damage, message):
+    damage(run)
+    with pytest.raises(CheckpointError, match=message):
+        load(run, NETWORKS)

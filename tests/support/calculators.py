@@ -15,8 +15,8 @@ from export.training.runs import RunConfig, RunMetrics
 
 #: Their export takes a minute and more.
 LARGE = ("calculator-transformer5", "calculator-transformer0")
-SMALL = tuple(name for name in NAMES if name not in LARGE)
-EACH = [*SMALL, *(pytest.param(name, marks=[pytest.mark.slow, pytest.mark.timeout(900)]) for name in LARGE)]
+SLOW = [pytest.mark.slow, pytest.mark.timeout(900)]
+EACH = [pytest.param(name, marks=SLOW if name in LARGE else ()) for name in NAMES]
 
 
 def untrained(name):
@@ -37,7 +37,7 @@ def save_untrained(name, directory):
     return run
 
 
-def export_untrained(name, directory):
-    """Write such a run into ``directory/runs``, and return its bundle in ``directory/repository``."""
+def export_untrained(name, directory, on_rows=None):
+    """Write such a run into ``directory/runs``, and return its bundle in ``directory/repository``, or with measures."""
     model = SumCalculator(save_untrained(name, directory / "runs"))
-    return Path(export_bundle(model, directory / "repository", on_rows=lambda *counted: None).bundle)
+    return Path(export_bundle(model, directory / "repository", on_rows=on_rows).bundle)

@@ -15,8 +15,6 @@ from edge.errors import FewheadsError
 
 SECONDS = 120
 
-Done = subprocess.CompletedProcess
-
 
 def fewheads(*arguments, **variables):
     return run([sys.executable, "-m", "edge", *map(str, arguments)], **variables)
@@ -59,9 +57,14 @@ def free_port():
         return listener.getsockname()[1]
 
 
+def ran(*arguments):
+    """Run a command in this process; return its exit code, stdout and stderr."""
+    return CliRunner().invoke(cli, [*map(str, arguments)], catch_exceptions=False)
+
+
 def shown(*arguments):
     """Return the output of a command that succeeds in this process."""
-    result = CliRunner().invoke(cli, [*map(str, arguments)], catch_exceptions=False)
+    result = ran(*arguments)
     assert result.exit_code == 0, result.output
     return result.stdout
 

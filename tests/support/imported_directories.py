@@ -28,6 +28,20 @@ def write_classifier(directory, per_token=False, seed=0):
     return directory
 
 
+def random_model(kind, fields):
+    """Return a model of a class of transformers, whose biases and normalisations are random, too."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    torch.manual_seed(0)
+    model_class = getattr(transformers, kind)
+    model = model_class(model_class.config_class(**fields)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn_like(parameter) * (0.3 if parameter.dim() > 1 else 0.1)
+    return model
+
+
 def with_tokenizer(directory):
     """Add what transformers needs to read the tokenizer."""
     change(directory / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", pad_token="[PAD]")

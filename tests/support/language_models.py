@@ -30,11 +30,11 @@ def characters():
     return train_characters(one.text_before + one.completion for one in EXAMPLES)
 
 
-def tiny_gpt2(seed=0, positions=64, tokenizer=None, dim=16, heads=2):
+def tiny_gpt2(seed=0, positions=64, tokenizer=None, dim=16, heads=2, layers=2):
     """Return a random model for :func:`bpe`, whose logits differ enough that no rounding changes their order."""
     torch.manual_seed(seed)
     tokenizer = tokenizer or bpe()
-    model = new_gpt2(tokenizer.size, dim, 2, heads, positions, end=tokenizer.end).eval()
+    model = new_gpt2(tokenizer.size, dim, layers, heads, positions, end=tokenizer.end).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 2:
@@ -75,9 +75,11 @@ def tiny_of(model_type, tokenizer, positions=64, layers=2):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if model_type == "gpt2":
-        return tiny_gpt2(positions=positions, tokenizer=tokenizer, dim=64, heads=4)
+        return tiny_gpt2(positions=positions, tokenizer=tokenizer, dim=64, heads=4, layers=layers)
     torch.manual_seed(0)
     fields = {"hidden_size": 32, **TYPES[model_type]}
+    if "layer_types" in fields:
+        fields["layer_types"] = fields["layer_types"][:layers]
     config = AutoConfig.for_model(
         model_type, vocab_size=tokenizer.size, intermediate_size=48, num_hidden_layers=layers,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=positions, initializer_range=0.3,

@@ -37,11 +37,16 @@ def real(*parts):
     return path
 
 
-def invoke(command, *arguments):
-    """Run a command in this process and return what it prints; it must succeed."""
+def finished(command, *arguments):
+    """Run a command in this process and return its result; it must succeed."""
     result = CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.stderr
-    return result.stdout
+    return result
+
+
+def invoke(command, *arguments):
+    """Return what a command prints that succeeds."""
+    return finished(command, *arguments).stdout
 
 
 def make_tokenizer(special=("[PAD]", "[UNK]", "[CLS]", "[SEP]")):

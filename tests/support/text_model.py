@@ -36,7 +36,7 @@ def weights(tier):
     return WEIGHTS if tier == "full" else np.where(np.arange(len(WORDS))[:, None] < 4, WEIGHTS, np.float32(0))
 
 
-def model_of(weights, signs=None):
+def model_of(weights, signs=None, output="logits"):
     """Embed, mask, multiply by the sign of the segment if given, and sum: [batch, tokens] to [batch, width]."""
     ids, constants = "int64[batch, tokens]", {"weights": weights, "last": np.array([2]), "tokens": np.array([1])}
     inputs, signed = f"{ids} input_ids, {ids} attention_mask", "signed = Identity(counted)"
@@ -45,10 +45,10 @@ def model_of(weights, signs=None):
         signed = "sign = Gather(signs, token_type_ids) signed = Mul(counted, sign)"
     return serialized(
         graph_of(
-            f"""words ({inputs}) => (float[batch, {weights.shape[1]}] logits) {{
+            f"""words ({inputs}) => (float[batch, {weights.shape[1]}] {output}) {{
                 each = Gather(weights, input_ids)  real = Cast<to = 1>(attention_mask)
                 column = Unsqueeze(real, last)  counted = Mul(each, column)  {signed}
-                logits = ReduceSum<keepdims = 0>(signed, tokens)
+                {output} = ReduceSum<keepdims = 0>(signed, tokens)
             }}""",
             **constants,
         )

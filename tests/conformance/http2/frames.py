@@ -7,7 +7,6 @@ from tests.conformance.http2.case import (
     CLOSED,
     COMPRESSION,
     DIFFERS,
-    ENABLE_PUSH,
     FLOW_CONTROL,
     FRAME_SIZE,
     INITIAL_WINDOW,
@@ -26,9 +25,7 @@ from tests.support.http2_client import PREFACE, raw
 _SETTINGS = h2.SettingsFrame(0).serialize()
 _CLIENT_HELLO = b"\x16\x03\x01\x02\0\1\0\1\xfc\3\3" + bytes(512)
 _DATA = h2.DataFrame(1, b"x")
-_WINDOW = h2.WindowUpdateFrame(1, 9)
 _RESET = h2.RstStreamFrame(1, error_code=8)
-_CONTINUATION = h2.ContinuationFrame(1, b"", flags=["END_HEADERS"])
 #: One unknown field, which suits every RPC, and fills a DATA frame of 2^14 bytes.
 _FILLING = b"\x7a\xf6\xff\x80\0" + bytes(2**14 - 10)
 
@@ -68,16 +65,7 @@ def _inside_a_field_block(make):
     return say
 
 
-def _reserved(frame):
-    """The frame with the reserved bit of its header set."""
-    data = bytearray(frame.serialize())
-    data[5] |= 0x80
-    return bytes(data)
-
-
 _MAX_WINDOW = 2**31 - 1
-_ODD = range(1, 8194, 2)  # one stream more than allowed
-_PUSH = h2.PushPromiseFrame(1, 2, b"", flags=["END_HEADERS"])
 
 
 def _padded(client):
@@ -85,12 +73,6 @@ def _padded(client):
     data.flags.add("PADDED")
     fields.pad_length, data.pad_length = 200, 255
     return [fields, data]
-
-
-def _prioritised(client):
-    fields = head(client, "PRIORITY")
-    fields.stream_weight, fields.depends_on, fields.exclusive = 255, 5, True
-    return [fields, body()]
 
 
 def _in_parts(client):
@@ -169,44 +151,27 @@ async def _exceeded(client):
 CASES = [
     # Connection preface.
     Case("3.4 the first frame of the server is SETTINGS", "SettingsFrame", _first_frame, greets=False),
-    Case("3.4 preface and request in one segment", ANSWERED, lambda c: [PREFACE, _SETTINGS, *call(c)], greets=False),
     Case("3.4 preface and request byte by byte", ANSWERED, _byte_by_byte, greets=False),
-    Case("3.4 wrong preface", CLOSED, lambda _: [PREFACE[:-2] + b"xx"], greets=False),
     Case("3.4 request of HTTP/1.1", CLOSED, lambda _: [b"GET / HTTP/1.1\r\nHost: test\r\n\r\n"], greets=False),
     Case("3.4 ClientHello of TLS", CLOSED, lambda _: [_CLIENT_HELLO], greets=False),
-    Case("3.4 PING in place of SETTINGS", PROTOCOL, lambda _: [PREFACE, h2.PingFrame(0)], greets=False),
     # Frames and field blocks.
     Case("4.1 frame of an unknown type", ANSWERED, lambda c: [head(c), raw(0xEE, 0xFF, 1, b"a"), body()]),
-    Case("4.1 undefined flags of PING", NO_ERROR, lambda _: [raw(6, 0xFE, 0, bytes(8))]),
-    Case("4.1 reserved bit of HEADERS and DATA", ANSWERED, lambda c: [_reserved(frame) for frame in call(c)]),
     Case("4.2 DATA of 2^14 bytes", ANSWERED, lambda c: [head(c), body(1, _FILLING)]),
     Case("4.2 DATA of 2^14 + 1 bytes", DIFFERS, lambda c: [head(c), raw(0, 0, 1, bytes(2**14 + 1))]),
     Case("4.2 HEADERS of 2^14 + 1 bytes", FRAME_SIZE, lambda _: [raw(1, 4, 1, bytes(2**14 + 1))]),
     Case("4.3 field block that is not HPACK", COMPRESSION, lambda _: [raw(1, 5, 1, b"\xff" * 6)]),
     Case("4.3 PRIORITY inside a field block", PROTOCOL, _inside_a_field_block(lambda _: h2.PriorityFrame(1))),
-    Case("4.3 HEADERS inside a field block", PROTOCOL, _inside_a_field_block(lambda c: head(c, stream=3))),
     # Stream states. HEADERS on a closed stream may be STREAM_CLOSED too.
     Case("5.1 idle: DATA", PROTOCOL, lambda _: [_DATA]),
-    Case("5.1 idle: RST_STREAM", PROTOCOL, lambda _: [_RESET]),
-    Case("5.1 idle: WINDOW_UPDATE", PROTOCOL, lambda _: [_WINDOW]),
-    Case("5.1 idle: CONTINUATION", PROTOCOL, lambda _: [_CONTINUATION]),
     Case("5.1 half-closed (remote): DATA", DIFFERS, lambda c: [*watch(c), _DATA]),
     Case("5.1 half-closed (remote): HEADERS", DIFFERS, lambda c: [*watch(c), head(c)]),
-    Case("5.1 half-closed (remote): CONTINUATION", PROTOCOL, lambda c: [*watch(c), _CONTINUATION]),
-    Case("5.1 half-closed (remote): WINDOW_UPDATE", NO_ERROR, lambda c: [*watch(c), _WINDOW]),
     Case("5.1 half-closed (remote): RST_STREAM", NO_ERROR, lambda c: [*watch(c), _RESET]),
-    Case("5.1 closed by RST_STREAM: HEADERS", NO_ERROR, _after_a_reset(head)),
-    Case("5.1 closed by RST_STREAM: CONTINUATION", PROTOCOL, _after_a_reset(lambda _: _CONTINUATION)),
     Case("5.1 closed: HEADERS", NO_ERROR, _after_the_end(head)),
-    Case("5.1 closed: CONTINUATION", PROTOCOL, _after_the_end(lambda _: _CONTINUATION)),
-    Case("5.1 closed: WINDOW_UPDATE", NO_ERROR, _after_the_end(lambda _: _WINDOW)),
-    Case("5.1 closed: RST_STREAM", NO_ERROR, _after_the_end(lambda _: _RESET)),
     Case("6.1 DATA on a stream closed by RST_STREAM", DIFFERS, _after_a_reset(lambda _: _DATA)),
     Case("6.1 DATA on a closed stream", DIFFERS, _after_the_end(lambda _: _DATA)),
     # Stream identifiers, concurrency and priority.
     Case("5.1.1 even stream identifier", PROTOCOL, lambda c: call(c, stream=2), stream=2),
     Case("5.1.1 stream identifier below another", DIFFERS, lambda c: [*call(c, 5), *call(c, 3)], stream=3),
-    Case("5.1.1 stream identifiers with gaps", ANSWERED, lambda c: [*call(c, 5), *call(c, 99)], stream=99),
     Case("5.1.1 the last stream identifier", ANSWERED, lambda c: call(c, 2**31 - 1), stream=2**31 - 1),
     Case(
         "5.1.2 more streams than allowed",
@@ -217,49 +182,25 @@ CASES = [
     Case("5.3.1 HEADERS that depend on their own stream", DIFFERS, _depends_on_itself),
     # Errors and extensions.
     Case("5.4.1 request after a connection error", FRAME_SIZE, lambda c: [raw(6, 0, 0, b"1"), *call(c)]),
-    Case("5.5 unknown frame inside a field block", PROTOCOL, _inside_a_field_block(lambda _: raw(0xEE, 0, 0, b""))),
     Case("7 GOAWAY with an unknown error code", f"{ANSWERED}, {CLOSED}", _goes_away(0xFF)),
-    Case("7 RST_STREAM with an unknown error code", NO_ERROR, lambda c: [head(c), h2.RstStreamFrame(1, 0xFF)]),
     # The frames.
     Case("6.1 several DATA frames", ANSWERED, _sent((0, 0, 1, b"\0\0"), (0, 0, 1, b""), (0, 1, 1, bytes(3)))),
     Case("6.1 padding", ANSWERED, _padded),
-    Case("6.1 DATA on stream 0", PROTOCOL, _sent((0, 0, 0, b"x"))),
-    Case("6.1 as much padding as payload", PROTOCOL, _sent((0, 8, 1, b"\5\0\0\0\0"))),
     Case("6.1 padding without its length", DIFFERS, _sent((0, 8, 1, b""))),
-    Case("6.2 HEADERS on stream 0", PROTOCOL, lambda c: [raw(1, 4, 0, head(c).data)]),
-    Case("6.2 more padding than payload", PROTOCOL, lambda c: [raw(1, 0xC, 1, b"\xff" + head(c).data)]),
-    Case("6.2 priority without its five bytes", FRAME_SIZE, lambda _: [raw(1, 0x24, 1, b"\0\0\0")]),
-    Case("6.3 priority in HEADERS", ANSWERED, _prioritised),
     Case("6.3 PRIORITY on stream 0", DIFFERS, lambda _: [raw(2, 0, 0, bytes(5))]),
     Case("6.3 PRIORITY of 4 bytes", DIFFERS, _sent((2, 0, 1, bytes(4)))),
     Case("6.4 RST_STREAM on an open stream", NO_ERROR, _sent((3, 0, 1, b"\0\0\0\x08"))),
-    Case("6.4 RST_STREAM on stream 0", PROTOCOL, _sent((3, 0, 0, bytes(4)))),
-    Case("6.4 RST_STREAM of 3 bytes", FRAME_SIZE, _sent((3, 0, 1, bytes(3)))),
-    Case("6.5 acknowledgement with a payload", FRAME_SIZE, _sent((4, 1, 0, bytes(6)))),
-    Case("6.5 SETTINGS on stream 1", PROTOCOL, _sent((4, 0, 1, b""))),
-    Case("6.5 SETTINGS of 5 bytes", FRAME_SIZE, _sent((4, 0, 0, bytes(5)))),
-    Case("6.5.2 ENABLE_PUSH of 2", PROTOCOL, _set({ENABLE_PUSH: 2})),
     Case("6.5.2 INITIAL_WINDOW_SIZE of 2^31", FLOW_CONTROL, _set({INITIAL_WINDOW: 2**31})),
-    Case("6.5.2 MAX_FRAME_SIZE of 2^14 - 1", PROTOCOL, _set({MAX_FRAME: 2**14 - 1})),
-    Case("6.5.2 MAX_FRAME_SIZE of 2^24", PROTOCOL, _set({MAX_FRAME: 2**24})),
     Case("6.5.2 the largest values", ANSWERED, _set({MAX_FRAME: 2**24 - 1, INITIAL_WINDOW: _MAX_WINDOW})),
-    Case("6.5.2 unknown setting", ANSWERED, _set({0xFF: 1})),
     Case("6.5.3 two SETTINGS in a row", "2 acknowledgements", _acknowledged),
-    Case("6.6 PUSH_PROMISE", PROTOCOL, lambda c: [head(c), _PUSH]),
     Case("6.7 PING and an acknowledgement", "12345678", _pongs),
-    Case("6.7 PING on stream 1", PROTOCOL, _sent((6, 0, 1, bytes(8)))),
-    Case("6.7 PING of 7 bytes", FRAME_SIZE, _sent((6, 0, 0, bytes(7)))),
     Case("6.8 GOAWAY while a stream is open", f"{ANSWERED}, {CLOSED}", _goes_away(0)),
-    Case("6.8 GOAWAY on stream 1", PROTOCOL, _sent((7, 0, 1, bytes(8)))),
-    Case("6.8 GOAWAY of 4 bytes", FRAME_SIZE, _sent((7, 0, 0, bytes(4)))),
     Case("6.9 increment of 0 on the connection", PROTOCOL, _sent((8, 0, 0, bytes(4)))),
     Case("6.9 increment of 0 on a stream", DIFFERS, _sent((8, 0, 1, bytes(4)))),
-    Case("6.9 WINDOW_UPDATE of 3 bytes", FRAME_SIZE, _sent((8, 0, 0, bytes(3)))),
     Case("6.9.1 window of 1 byte", "[1, 2]", _sizes({INITIAL_WINDOW: 1}, 2)),
     Case("6.9.1 window of the connection above 2^31 - 1", FLOW_CONTROL, lambda c: _sums(c, 0)),
     Case("6.9.1 window of a stream above 2^31 - 1", DIFFERS, lambda c: _sums(c, 1)),
     Case("6.9.1 more DATA than the window of the stream", FLOW_CONTROL, _exceeded),
-    Case("6.9.2 SETTINGS that open a window", "[0, 1]", _sizes({INITIAL_WINDOW: 0}, {INITIAL_WINDOW: 1})),
     Case("6.9.2 a negative window", "[3, 0, 0, 1]", _sizes({INITIAL_WINDOW: 3}, {INITIAL_WINDOW: 2}, 1, 1)),
     Case(
         "6.9.2 SETTINGS that push a window above 2^31 - 1",
@@ -267,7 +208,4 @@ CASES = [
         lambda c: [*watch(c), h2.WindowUpdateFrame(1, _MAX_WINDOW - 2**16), _settings({INITIAL_WINDOW: _MAX_WINDOW})],
     ),
     Case("6.10 field block in many parts", ANSWERED, _in_parts),
-    Case("6.10 CONTINUATION, then DATA", PROTOCOL, lambda c: [*_in_parts(c)[:2], body()]),
-    Case("6.10 CONTINUATION on another stream", PROTOCOL, lambda c: [*_in_parts(c)[:1], raw(9, 4, 3, b"")]),
-    Case("6.10 CONTINUATION after END_HEADERS", PROTOCOL, _sent((9, 4, 1, b""))),
 ]

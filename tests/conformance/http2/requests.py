@@ -49,9 +49,7 @@ async def _without_a_table(client):
     return call(client, stream=5)
 
 
-_NAME = b"\0\3x-a"  # of a literal without indexing; a value has to follow
 _INDEXED = b"\x40\3x-a"  # of a literal with incremental indexing
-_AGENT = {"with incremental indexing": b"\x7a", "without indexing": b"\x0f\x2b", "never indexed": b"\x1f\x2b"}
 _CONNECT = (":method", "CONNECT")
 CASES = [
     # Message framing.
@@ -61,19 +59,11 @@ CASES = [
     Case("8.1 GET", "HTTP 405", _only_head(_method="GET")),
     Case("8.1.1 content-length that is right", ANSWERED, _changed(content_length="5")),
     Case("8.1.1 content-length that is too small", _MALFORMED, _changed(content_length="1")),
-    Case("8.1.1 content-length that is too large", _MALFORMED, _changed(content_length="6")),
     Case("8.1.1 content-length of a request without DATA", _MALFORMED, _only_head(content_length="5")),
-    Case("8.1.1 content-length that is no number", _MALFORMED, _changed(content_length="x")),
     # Fields.
     Case("8.2 upper case in a name", _MALFORMED, _adds("X-Upper", "1")),
-    Case("8.2.1 space in a name", _MALFORMED, _adds("x y", "1")),
     Case("8.2.1 NUL in a value", _MALFORMED, _adds("x-a", "a\0b")),
-    Case("8.2.1 line break in a value", _MALFORMED, _adds("x-a", "a\r\nb")),
-    Case("8.2.1 space before a value", _MALFORMED, _adds("x-a", " a")),
-    Case("8.2.1 name without characters", _MALFORMED, _adds("", "a")),
-    Case("8.2.1 value without characters", ANSWERED, _adds("x-a", "")),
     Case("8.2.2 connection", _MALFORMED, _adds("connection", "close")),
-    Case("8.2.2 transfer-encoding", _MALFORMED, _adds("transfer-encoding", "chunked")),
     Case("8.2.2 te other than trailers", _MALFORMED, _changed(te="gzip")),
     Case("8.2.3 cookie in several fields", ANSWERED, _has(*_PSEUDO, *_GRPC, ("cookie", "a=1"), ("cookie", "b=2"))),
     # Control data.
@@ -83,27 +73,11 @@ CASES = [
     *(Case(f"8.3.1 {field[0]} twice", _MALFORMED, _has(field, *_PSEUDO, *_GRPC)) for field in _PSEUDO),
     Case("8.3.1 host in place of :authority", ANSWERED, _has(*_PSEUDO[:3], *_GRPC, ("host", "test"))),
     Case("8.3.1 :path without characters", _MALFORMED, _changed(_path="")),
-    Case("8.3.1 :path of * with a method other than OPTIONS", _MALFORMED, _changed(_path="*")),
     # CONNECT.
     Case("8.5 CONNECT", "HTTP 405", _has(_CONNECT, _AUTHORITY)),
-    Case("8.5 CONNECT with :protocol", _MALFORMED, _has(_CONNECT, (":protocol", "websocket"), *_PSEUDO[1:])),
     # The coding of fields.
     Case("HPACK 2.3.3 indexed field beyond the tables", COMPRESSION, _block(b"\xff\x49")),
-    Case("HPACK 2.3.3 literal with an indexed name beyond the tables", COMPRESSION, _block(b"\x7f\x89\1\1x")),
-    Case("HPACK 4.1 entry larger than the table", ANSWERED, _block(_INDEXED + b"\x7f\xf1\x1f" + b"a" * 4208)),
-    Case("HPACK 4.2 table size update at the end of a field block", COMPRESSION, _block(b"\x20")),
-    Case("HPACK 4.2 table size updates to 0 and back", ANSWERED, _block(before=b"\x20\x3f\xe1\x1f")),
     Case("HPACK 4.2 SETTINGS_HEADER_TABLE_SIZE of 0 for the server's table", ANSWERED, _without_a_table, stream=5),
-    Case("HPACK 5.1 integer that overflows", COMPRESSION, _block(b"\xff" * 11 + b"\x7f")),
-    Case("HPACK 5.1 integer without its end", COMPRESSION, _block(b"\xff\x80")),
-    Case("HPACK 5.2 string longer than the field block", COMPRESSION, _block(_NAME + b"\x7f\x10a")),
-    Case("HPACK 5.2 Huffman padding of more than 7 bits", COMPRESSION, _block(_NAME + b"\x82\x1f\xff")),
-    Case("HPACK 5.2 Huffman padding of zeros", COMPRESSION, _block(_NAME + b"\x81\x18")),
-    Case("HPACK 5.2 Huffman-coded EOS", COMPRESSION, _block(_NAME + b"\x84\xff\xff\xff\xff")),
-    Case("HPACK 6.1 indexed field of the static table", ANSWERED, _block(b"\x90")),
     Case("HPACK 6.1 indexed field of the dynamic table", ANSWERED, _block(_INDEXED + b"\x011" + b"\xbe")),
-    Case("HPACK 6.1 index 0", COMPRESSION, _block(b"\x80")),
-    *(Case(f"HPACK 6.2 user-agent {how}", ANSWERED, _block(key + b"\x83\x18\xc6\x3f")) for how, key in _AGENT.items()),
-    Case("HPACK 6.2.1 new name", ANSWERED, _block(_INDEXED + b"\x011")),
     Case("HPACK 6.3 table size update above SETTINGS_HEADER_TABLE_SIZE", COMPRESSION, _block(before=b"\x3f\xe2\x1f")),
 ]

@@ -1,0 +1,168 @@
+"""Embeddings and ranks of texts, for clients of OpenAI, Text Embeddings Inference and Cohere."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from edge.datatypes import Array
+from edge.errors import InvalidRequest, Raw
+from edge.rest import documents
+from edge.rest.documents import SEVERAL, Embeddings, Ranking
+from edge.rest.endpoint import Endpoints, unless_gone
+from edge.rest.json_messages import INLINE_JSON_BYTES, MAX_JSON_BYTES, parameters_of, parse
+from edge.serving.call import InferResponse
+from edge.serving.inference import InferenceService
+from edge.serving.request import InputTensor, RequestedOutput, UncheckedRequest
+from edge.serving.streams import Streams
+from edge.serving.text_models import Embedder, Reranker, TextModels
+from edge.serving.traces import carry
+
+T = TypeVar("T")
+M = TypeVar("M", Embedder, Reranker)
+#: Tokens of one run, padding included, where several texts share it: other requests wait for the run.
+_RUN_TOKENS: Final = 2048
+#: Runs of one request that wait or run at a time, so that other clients' requests come between them.
+_RUNS: Final = 2
+#: As many numbers are written as JSON in two milliseconds or so.
+_INLINE_NUMBERS: Final = 4096
+
+
+class TextApi:
+    """Answers requests whose texts are embedded, or ranked for a query."""
+
+    def __init__(self, service: InferenceService, streams: Streams, models: TextModels, endpoints: Endpoints) -> None:
+        self._service, self._streams, self._models, self._endpoints = service, streams, models, endpoints
+
+    async def embeddings(self, request: Request) -> Response:
+        """Answer OpenAI's ``/v1/embeddings``."""
+        return await self._embed(request, documents.openai_embeddings)
+
+    async def embed(self, request: Request) -> Response:
+        """Answer ``/embed`` of Text Embeddings Inference."""
+        return await self._embed(request, documents.embed)
+
+    async def rerank(self, request: Request) -> Response:
+        """Answer ``/rerank`` of Text Embeddings Inference."""
+        return await self._rank(request, documents.rerank)
+
+    async def cohere_rerank(self, request: Request) -> Response:
+        """Answer Cohere's ``/v1/rerank`` and ``/v2/rerank``."""
+        return await self._rank(request, documents.cohere_rerank)
+
+    async def _embed(self, request: Request, read: Callable[[Mapping[str, Any]], Embeddings]) -> Response:
+        asked, size = await self._read(request, read)
+        model = await self._model(request, asked.model, Embedder)
+        asked.check(model.dimensions)
+        dimensions = asked.dimensions or model.dimensions
+        numbers, most = len(asked.texts) * dimensions, MAX_JSON_BYTES // (4 * dimensions)
+        if len(asked.texts) > most:
+            given, expected = Raw(f"{len(asked.texts)} texts"), f"at most {most} for {dimensions} numbers each"
+            raise InvalidRequest(f"{asked.field} of body", given=given, expected=expected, fix=SEVERAL)
+        inputs = await self._prepared(request, size, partial(_inputs_of, model, asked))
+        values = await unless_gone(request, self._values(model, model.output, inputs, asked.parameters))
+        tokens = int(inputs[model.step.config.mask].sum())
+        return await self._written(numbers, partial(asked.body, values, tokens, model.model.name))
+
+    async def _rank(self, request: Request, read: Callable[[Mapping[str, Any]], Ranking]) -> Response:
+        asked, size = await self._read(request, read)
+        model = await self._model(request, asked.model, Reranker)
+        size += len(asked.query.encode()) * len(asked.texts)
+        if size > MAX_JSON_BYTES:  # the query is read once for each text
+            given, expected = Raw(f"{size} bytes with the query beside each text"), f"at most {MAX_JSON_BYTES}"
+            raise InvalidRequest("texts of body", given=given, expected=expected, fix=SEVERAL)
+        inputs = await self._prepared(request, size, partial(_pairs_of, model, asked))
+        values = await unless_gone(request, self._values(model, model.output, inputs, asked.parameters))
+        tokens = int(inputs[model.step.config.mask].sum())
+        return await self._written(size, partial(asked.body, values[:, 0], tokens, model.model.name))
+
+    async def _model(self, request: Request, name: str, kind: type[M]) -> M:
+        return await unless_gone(request, self._models.find(name, kind) if name else self._models.only(kind))
+
+    async def _read(self, request: Request, read: Callable[[Mapping[str, Any]], T]) -> tuple[T, int]:
+        body = await self._endpoints.body(request)
+        if self._service.traced:
+            carry(request.headers.items())
+        if len(body) <= INLINE_JSON_BYTES:
+            return read(parse(body)), len(body)
+        reading = self._service.threads.run(len(body), lambda: read(parse(body)))
+        return await unless_gone(request, reading), len(body)
+
+    async def _prepared(
+        self, request: Request, size_bytes: int, prepare: Callable[[Callable[[], None]], dict[str, Array]]
+    ) -> dict[str, Array]:
+        """Return the tokens of all texts, which are made on a thread that stops when the client has gone."""
+        gone = threading.Event()
+
+        def go_on() -> None:
+            if gone.is_set():
+                raise ClientDisconnect
+
+        try:
+            return await unless_gone(request, self._service.threads.run(size_bytes, partial(prepare, go_on)))
+        finally:
+            gone.set()
+
+    async def _values(
+        self, model: Embedder | Reranker, output: str, inputs: Mapping[str, Array], parameters: dict[str, Any]
+    ) -> Array:
+        """Return an output for all rows, computed in runs of rows of similar length."""
+        lengths = inputs[model.step.config.mask].sum(axis=1)
+        order = np.argsort(lengths, kind="stable")
+        runs = list(_runs(lengths[order], model.model.manifest.max_batch_size))
+        values: dict[int, Array] = {}
+
+        def requests() -> Iterator[UncheckedRequest]:
+            for number, rows in enumerate(runs):
+                chosen, longest = order[rows], lengths[order[rows]].max()
+                tensors = [
+                    InputTensor(name, "INT64", tuple(part.shape), {}, part)
+                    for name, array in inputs.items()
+                    for part in (array[chosen, :longest],)
+                ]
+                given = parameters_of(parameters, "the request")
+                outputs = [RequestedOutput(output, {})]
+                yield UncheckedRequest(model.model.name, model.model.version, str(number), given, tensors, outputs)
+
+        async def add(response: InferResponse, final: bool) -> None:
+            values[int(response.id)] = response.outputs[output]
+
+        await self._streams.answer_all(requests(), add, _RUNS)
+        joined: Array = np.concatenate([values[number] for number in range(len(runs))])
+        return joined[np.argsort(order)]
+
+    async def _written(self, size: int, write: Callable[[], bytes]) -> Response:
+        content = write() if size <= _INLINE_NUMBERS else await self._service.threads.run(0, write, accepted=True)
+        return Response(content, media_type="application/json")
+
+
+def _inputs_of(model: Embedder, asked: Embeddings, go_on: Callable[[], None]) -> dict[str, Array]:
+    if isinstance(asked.texts[0], str):
+        return model.step(_column(asked.texts), go_on=go_on)
+    return model.step.tokens(asked.texts, f"{asked.field} of body")
+
+
+def _pairs_of(model: Reranker, asked: Ranking, go_on: Callable[[], None]) -> dict[str, Array]:
+    return model.step(_column([asked.query] * len(asked.texts)), _column(asked.texts), go_on=go_on)
+
+
+def _column(texts: list[Any]) -> Array:
+    column = np.empty((len(texts), 1), np.object_)
+    column[:, 0] = [text.encode() for text in texts]
+    return column
+
+
+def _runs(lengths: Array, most_rows: int) -> Iterator[slice]:
+    """Yield the rows of each run, of rows in the order of their lengths."""
+    start = 0
+    for end in range(1, len(lengths) + 1):
+        full = end - start == most_rows
+        if end == len(lengths) or full or (end + 1 - start) * lengths[end] > _RUN_TOKENS:
+            yield slice(start, end)
+            start = end
