@@ -1,8 +1,8 @@
 """Room for models that are loaded on demand, where memory or a limit on their number has none for all.
 
 The model that was used least recently is evicted. Models without requests come first; if each has some, the chosen one
-takes no more of them and is closed after its last. A model stays for as long as its load took, so that requests to more
-models than fit spend at most about half of the time on loads.
+takes no more of them and is closed after its last. After a load nothing is evicted for as long as it took, so that at
+most about half of the time goes to loads, however many models requests are for.
 """
 
 from __future__ import annotations
@@ -145,9 +145,8 @@ class Room:
         while len(others := self._others(entry)) >= before:
             if stop.is_set():
                 raise stopped(f"load of bundle {entry.path}")
-            now = time.monotonic()
             evictable = [other for other in others if other.model and other.on_demand and not self._kept[other]]
-            ready = [other for other in evictable if self._may_go(other, entry, now)]
+            ready = [other for other in evictable if self._may_go(other, entry)] if _is_calm(others) else []
             if ready:
                 await self._evict(min(ready, key=_last_use), entry)
                 break
@@ -157,15 +156,19 @@ class Room:
             await asyncio.sleep(_LOOK_SECONDS)
         report("")
 
-    def _may_go(self, other: Entry, entry: Entry, now: float) -> bool:
-        """Return whether a model has stayed long enough, and nothing else is about to happen with it.
+    def _may_go(self, other: Entry, entry: Entry) -> bool:
+        """Return whether nothing else is about to happen with a model.
 
         A load of the same name that has the turn, or waits for it until this model has gone, is no hindrance.
         """
-        assert other.model
-        stayed = now >= other.loaded_at + other.model.load_ns / 1e9
         waits = other.name == entry.name or self._queued[other.name] > 0
-        return stayed and not self._awaited[other] and (waits or not self._is_busy(other.name))
+        return not self._awaited[other] and (waits or not self._is_busy(other.name))
+
+
+def _is_calm(entries: list[Entry]) -> bool:
+    """Return whether each model has been loaded for as long as its load took."""
+    now = time.monotonic()
+    return all(now >= entry.loaded_at + entry.model.load_ns / 1e9 for entry in entries if entry.model)
 
 
 def _is_closing(entry: Entry) -> bool:
