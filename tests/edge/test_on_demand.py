@@ -221,12 +221,12 @@ async def test_waiting_requests_count_in_the_limits_of_the_queue(tmp_path, loads
         assert running.counted("a").drops == {("Overloaded", "requests"): 1, ("Overloaded", "bytes"): 1}
 
 
-async def test_a_bundle_that_cannot_be_loaded_is_not_tried_all_the_time(tmp_path, loads, monkeypatch):
-    monkeypatch.setattr("edge.repository.entry._PAUSE_SECONDS", (0.2, 0.4))
+async def test_a_bundle_that_cannot_be_loaded_is_not_tried_all_the_time(tmp_path):
     async with serving(tmp_path, 1) as running:
         model = running.directory / "a-1" / "model.onnx"
         sound = model.read_bytes()
         model.write_bytes(sound[:-1] + b"x")
+        pauses = []
         for attempt in range(2):
             asked = [ask(running, "a") for _ in range(3)]
             for error in await asyncio.gather(*asked, ask(running, "a"), return_exceptions=True):
@@ -234,10 +234,12 @@ async def test_a_bundle_that_cannot_be_loaded_is_not_tried_all_the_time(tmp_path
                 assert (error.subject, error.expected) == ("model 'a'", "a bundle that can be loaded")
                 assert "sha256" in str(error.given)
             assert running.counted("a").loads == {"failed": attempt + 1}
-            with pytest.raises(ModelNotReady, match=r"A request in \d\.\d s or later loads it again"):
+            with pytest.raises(ModelNotReady, match=r"A request in \d\.\d s or later loads it again") as caught:
                 await ask(running, "a")
+            pauses.append(float(caught.value.fix.split()[3]))
             await ask(running, "b")  # the others are served
-            await asyncio.sleep(0.25 * (attempt + 1))
+            running.repository.find("a", "")._pause_until = 0.0
+        assert 0 <= pauses[0] <= 1 < pauses[1] <= 2
         model.write_bytes(sound)
         await ask(running, "a")
         assert running.counted("a").loads == {"failed": 2, "ready": 1}
@@ -393,12 +395,13 @@ async def test_a_version_leaves_while_the_load_of_another_one_waits(tmp_path):
 
     async with serving(tmp_path, 1, write_versions) as running:
         entry, _ = await running.service._models.ready("v", "1")
-        entry.loaded_at += 0.3  # it stays for longer
+        entry.loaded_at += 3600  # too short ago for an eviction
         other = asyncio.create_task(ask(running, "a"))
         await until(lambda: running.repository.find("a", "").progress == "waits until another model may be evicted")
         second = asyncio.create_task(running.service._models.ready("v", "2"))
         await until(lambda: running.repository.find("v", "2").progress == "waits for the load of another model")
         assert entry.state == "READY"
+        entry.loaded_at -= 3600
         await asyncio.wait_for(asyncio.gather(other, second), 20)
         assert running.counted("v").loads == {"ready": 1}
 
