@@ -27,7 +27,7 @@ GROUPS: Final = {
     "Experiments": ("compare", "frontier", "int8", "looped", "calculator"),
     "Export and build": ("export", "pack", "estimate", "build", "profile"),
     "Serve and ask": ("serve", "infer", "token"),
-    "Measure and inspect": ("bench", "top", "info", "doctor"),
+    "Measure and inspect": ("bench", "top", "exporter", "info", "doctor"),
 }
 
 
@@ -78,6 +78,11 @@ def _load(point: EntryPoint) -> click.Command:
     finally:
         gc.enable()
     gc.freeze()  # modules live as long as the process, so later collections can skip them
+    if point.module.startswith("edge."):  # on a device, services set variables where a shell sets options
+        for each in command.params:
+            if isinstance(each, click.Option):
+                variable = f"FEWHEADS_{point.name}_{each.opts[0].removeprefix('--')}".upper().replace("-", "_")
+                each.envvar, each.show_envvar = each.envvar or variable, True
     return cast(click.Command, command)
 
 

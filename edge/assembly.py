@@ -144,21 +144,23 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
     hosts = Hosts(settings.allowed_hosts) if settings.checks_hosts() else None
     rest = pages = None
     # These modules take memory, and are loaded only where their port is open.
-    if settings.http_port is not None:
+    if settings.http_port is not None or settings.http_socket:
         from edge.http.server import HttpServer
         from edge.rest.paths import RestApi
         from edge.serving.text_models import TextModels
 
         text_models, most_bytes = TextModels(repository, models), settings.max_message_bytes
-        api = RestApi(inference, streams, metadata, text_models, changes, access, most_bytes, hosts)
+        api = RestApi(inference, streams, metadata, text_models, changes, access, most_bytes, hosts, traces)
         rest = HttpServer("http", api.application, quota, _MAX_HTTP_CONNECTIONS, certificates)
     if settings.metrics_port is not None:
         from edge.http.server import HttpServer
-        from edge.telemetry.metrics import ServerCollector, metrics_page
-        from edge.telemetry.pages import LiveReading, Pages
+        from edge.telemetry.board import metrics_page
+        from edge.telemetry.live import LiveReading, dashboard
+        from edge.telemetry.metrics import ServerCollector
+        from edge.telemetry.pages import Pages
 
-        page = metrics_page(ServerCollector(sources))
-        application = Pages(page, LiveReading(telemetry.reading), access, hosts)
+        live, metrics = LiveReading(telemetry.reading), metrics_page(ServerCollector(sources))
+        application = Pages({"/telemetry.json": live.page, "/metrics": metrics}, access, hosts, dashboard())
         pages = HttpServer("metrics", application, quota, _MAX_METRICS_CONNECTIONS, certificates)
     notifier = Notifier()
     supervisor = Supervisor(health, repository, scheduler, notifier)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -46,9 +47,13 @@ def serving(
     server does not start, or fails, the ServerError has the end of its log.
     """
     command = [*python, "-m", "edge", "serve", str(repository), "--grpc-port=0", "--metrics-port=0", "--json"]
-    command += [f"--target={target}", *([f"--cache={cache}"] if cache else []), *arguments]
+    command += [f"--target={target}", *([f"--cache={cache}"] if cache else []), "--trace-endpoint=", *arguments]
+    # The variables are of a server that the user runs, whose ports, sockets and tokens this one must not take.
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("FEWHEADS_SERVE_")}
     # A library may log bytes of clients as they are. A reader that failed to decode them would let the pipe fill up.
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", env=variables
+    )
     log: deque[str] = deque(maxlen=_LOG_LINES)
     assert process.stdout is not None
     assert process.stderr is not None

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import msgspec
 
@@ -29,11 +30,13 @@ class Ready(msgspec.Struct, frozen=True):
 
     process_id: int
     transport: str  # the library that carries gRPC, one of :data:`edge.settings.TRANSPORTS`
-    grpc_port: int
+    grpc_port: int | None  # None on a Unix socket
     metrics_port: int | None  # None where it is off, as ``http_port``
     ready: tuple[str, ...]  # the models that it serves, each as ``NAME:VERSION``
     unavailable: dict[str, str]  # the directories of the bundles that it does not serve, and the reasons
     http_port: int | None = None
+    grpc_socket: str | None = None  # the path of a Unix socket instead of the port
+    http_socket: str | None = None
     on_demand: tuple[str, ...] = ()  # the models that requests load, as in ``ready``
 
 
@@ -64,7 +67,7 @@ async def serve(settings: Settings, on_ready: Callable[[Ready], None]) -> None:
             await parts.pages.start(settings.host, settings.metrics_port or 0)
             closing.push_async_callback(parts.pages.drain, _PAGES_SECONDS)
             metrics_port = parts.pages.port
-        await parts.grpc.start(settings.host, settings.grpc_port)
+        await parts.grpc.start(settings.host, settings.grpc_port, settings.grpc_socket)
         polling: list[asyncio.Task[None]] = []
         closing.push_async_callback(lambda: asyncio.gather(*polling))
         closing.push_async_callback(parts.control.close)  # ends the polling
@@ -73,7 +76,7 @@ async def serve(settings: Settings, on_ready: Callable[[Ready], None]) -> None:
         closing.callback(parts.health.drain)  # first, also after a failed start: it ends watches
         closing.callback(asyncio.create_task(parts.supervisor.run()).cancel)
         if parts.rest:
-            await parts.rest.start(settings.host, settings.http_port or 0)
+            await parts.rest.start(settings.host, settings.http_port or 0, settings.http_socket)
 
         loading = asyncio.create_task(_load(settings, parts))
         stopping = asyncio.create_task(stop.wait())
@@ -83,7 +86,7 @@ async def serve(settings: Settings, on_ready: Callable[[Ready], None]) -> None:
             if settings.model_control == "none" and not list(parts.repository):
                 fix = "`fewheads export RUN --repository DIRECTORY` writes one, and so does `fewheads pack MODEL.onnx`"
                 log.warning("%s has no bundle, a directory with a manifest.json; %s", settings.repository, fix)
-            on_ready(_ready(parts, metrics_port))
+            on_ready(_ready(settings, parts, metrics_port))
             parts.notifier.notify(READY=1)
             if settings.model_control == "poll":
                 polling.append(asyncio.create_task(parts.control.poll(settings.poll_seconds)))
@@ -111,12 +114,12 @@ async def _load(settings: Settings, parts: Parts) -> None:
     parts.health.accept()
 
 
-def _ready(parts: Parts, metrics_port: int | None) -> Ready:
+def _ready(settings: Settings, parts: Parts, metrics_port: int | None) -> Ready:
     entries = list(parts.repository)
     return Ready(
         os.getpid(),
         parts.transport.name,
-        parts.grpc.port,
+        parts.grpc.port or None,
         metrics_port,
         tuple(f"{entry.name}:{entry.version}" for entry in entries if entry.state == "READY"),
         {
@@ -124,6 +127,12 @@ def _ready(parts: Parts, metrics_port: int | None) -> Ready:
             for entry in entries
             if entry.state == "UNAVAILABLE" and entry.wanted
         },
-        parts.rest.port if parts.rest else None,
+        (parts.rest.port or None) if parts.rest else None,
+        _path(settings.grpc_socket),
+        _path(settings.http_socket),
         tuple(f"{entry.name}:{entry.version}" for entry in entries if entry.version and entry.on_demand),
     )
+
+
+def _path(socket: Path | None) -> str | None:
+    return str(socket.absolute()) if socket else None

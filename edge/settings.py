@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
-from ipaddress import ip_address
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from edge.errors import Raw, UsageError
-from edge.instruments.logs import FORMATS, LEVELS
+from edge.page_settings import Declaration, PageSettings, declarations_of, port_setting, setting
 from edge.scheduling.scheduler import DEFAULT_MAX_QUEUE_BYTES
 from edge.scheduling.tier_selection import POLICIES
 from edge.security.rate import Rate, parse_rate
-
-T = TypeVar("T")
 
 #: When models are loaded: at the start only, as the repository changes, when a client says so, or at the first request.
 #: The first three are Triton's names.
@@ -31,66 +27,30 @@ _MAX_INT64 = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Declaration:
-    """The declaration of a setting, beside its type and default."""
-
-    help: str  # its text in ``fewheads serve --help``
-    least: float | None = None  # the smallest allowed number; None sets no bounds
-    most: float = math.inf  # the largest allowed number
-    choices: tuple[str, ...] = ()  # the allowed words; empty allows any
-    fix: str = "Leave it out for the default."  # the way out of a wrong value
-    unset: str = ""  # the meaning of an empty default or None
-    option: str = ""  # its option; empty derives it from the field's name
-    metavar: str | None = None  # the name of its value in help; None derives it from the type
-    parse: Callable[[str], object] | None = None  # parses its value; None parses it by the type
-
-    def problem(self, option: str, value: Any) -> UsageError | None:
-        """Return the error of a value outside the bounds or choices, and None of a good one."""
-        if self.choices and value not in self.choices:
-            return UsageError(option, given=value, expected=f"one of {', '.join(self.choices)}", fix=self.fix)
-        if self.least is not None and not self.least <= value <= self.most:  # this form refuses NaN too
-            expected = f"{self.least} or more" if self.most == math.inf else f"{self.least} to {self.most}"
-            return UsageError(option, given=value, expected=expected, fix=self.fix)
-        return None
-
-
-def setting(default: T, help: str, **rest: Any) -> T:
-    """Return a dataclass field with a :class:`Declaration`."""
-    return field(default=default, metadata={"declaration": Declaration(help=help, **rest)})
-
-
-def port_setting(default: T, help: str, **rest: Any) -> T:
-    """Return the field of a port."""
-    return setting(default, help, least=0, most=65535, fix="Take a free port, or 0 for any.", **rest)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(PageSettings):
     """The settings of one server; a UsageError lists all that are wrong."""
 
     repository: Path = field(
         metadata={"declaration": Declaration(help="Directory of the bundles to serve.", option="REPOSITORY")}
     )
-    host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 opens the server to the network.")
     grpc_port: int = port_setting(8001, "Port of gRPC; 0 takes any free one.")
+    grpc_socket: Path | None = setting(
+        None,
+        "Unix socket of gRPC, instead of its port; only the user and the group of the server may connect.",
+        unset="none",
+    )
     transport: str = setting(
         "auto",
         "Library of gRPC. nghttp2 is faster, counts what clients make it hold, and needs "
         "`pip install 'fewheads[fast]'`; auto takes it where installed.",
         choices=("auto", *TRANSPORTS),
     )
-    metrics_port: int | None = port_setting(8002, "Port of Prometheus metrics and the live page; 0 takes any free one.")
     http_port: int | None = port_setting(None, "Port of the same over HTTP; 0 takes any free one.", unset="none")
-    allowed_hosts: tuple[str, ...] = setting(
-        (),
-        "Name, beside local ones, for which a server without TLS and tokens on a loopback address answers over HTTP, "
-        "such as the one that a proxy passes on; may be repeated.",
-        unset="none",
-        option="--allow-host",
-        metavar="NAME",
-    )
+    http_socket: Path | None = setting(None, "Unix socket of the same, as --grpc-socket.", unset="none")
     target: str = setting("auto", "Runtime, as in `fewheads build --target`.")
-    cache: Path | None = setting(None, "Directory of built models.", unset="~/.cache/fewheads")
+    cache: Path | None = setting(
+        None, "Directory of built models.", unset="~/.cache/fewheads", variable="FEWHEADS_CACHE"
+    )
     build: bool = setting(True, "Build models for their runtime where the cache has no build.")
     max_message_bytes: int = setting(64 * 1024**2, "Size limit of a request.", least=1, most=_MAX_INT32)
     max_queue_size: int = setting(256, "Requests that may wait; others are refused.", least=1, most=_MAX_INT32)
@@ -165,18 +125,6 @@ class Settings:
         256 * 1024**2, "Limit on the total size of registered shared memory.", least=1, most=_MAX_INT64
     )
     allow_log_settings: bool = setting(False, "Let clients change what is logged.")
-    log_level: str = setting("info", "Lowest level of logged messages.", choices=LEVELS)
-    log_format: str = setting(
-        "default", "Format of the log; ISO8601 is in UTC, json writes an object per line.", choices=tuple(FORMATS)
-    )
-    tls_certificate: Path | None = setting(
-        None, "PEM; serve over TLS with this certificate. It is read again when it changes.", unset="no TLS"
-    )
-    tls_key: Path | None = setting(None, "PEM; the key of --tls-certificate.")
-    tls_client_ca: Path | None = setting(None, "PEM; accept only clients with a certificate from these authorities.")
-    tokens: Path | None = setting(
-        None, "Accept only clients with a token in this file of `fewheads token`. It is read again when it changes."
-    )
     rate_limit: Rate | None = setting(
         None, "Requests per second for each token or address.", unset="none", metavar="N[:BURST]", parse=parse_rate
     )
@@ -185,47 +133,28 @@ class Settings:
         "OpenTelemetry collector for traces, by OTLP over gRPC. Needs `pip install 'fewheads[otel]'`.",
         unset="no tracing",
         metavar="URL",
+        variable=(
+            "FEWHEADS_SERVE_TRACE_ENDPOINT",
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",  # OpenTelemetry's own
+            "OTEL_EXPORTER_OTLP_ENDPOINT",
+        ),
     )
     trace_ratio: float = setting(
         0.01, "Share of traced requests where the caller does not decide.", least=0, most=1, fix="1 traces all."
     )
 
-    def __post_init__(self) -> None:
-        """Check every value, and the rules for combinations of them."""
-        values = ((name, getattr(self, name)) for name in DECLARATIONS)
-        problems = (DECLARATIONS[name].problem(option_of(name), value) for name, value in values if value is not None)
-        wrong = [*filter(None, problems), *_broken_rules(self)]
-        if len(wrong) == 1:
-            raise wrong[0]
-        if wrong:
-            fix = "\n  ".join(["Correct each:", *map(str, wrong)])
-            raise UsageError(f"{len(wrong)} settings", given=Raw("wrong values"), expected="none", fix=fix)
+    def opens_port(self) -> bool:
+        """Return whether anything listens on ``host``."""
+        return not self.grpc_socket or self.http_port is not None or super().opens_port()
 
-    def checks_hosts(self) -> bool:
-        """Return whether only the place of the server keeps strangers out, to which a web page's name may lead."""
-        return _is_loopback(self.host) and not self.tls_certificate and not self.tokens
-
-    def exposure_warnings(self) -> list[str]:
-        """Return what a stranger on the network can do with these settings; empty on a loopback address."""
-        if _is_loopback(self.host):
-            return []
-        warnings = []
-        if not self.tokens and not self.tls_client_ca:
-            fix = "--tokens or --tls-client-ca accepts only known clients"
-            warnings.append(f"anyone who reaches it may call any RPC; {fix}")
-        if not self.tls_certificate:
-            readable = "requests, responses and tokens" if self.tokens else "requests and responses"
-            warnings.append(f"{readable} can be read on the way; --tls-certificate encrypts them")
-        return [f"{self.host} is not a loopback address, and {each}" for each in warnings]
+    def broken_rules(self) -> Iterator[UsageError]:
+        """Yield the errors of rules beyond the bounds and choices of one setting."""
+        yield from _broken_rules(self)
+        yield from super().broken_rules()
 
 
 #: The declaration of each setting, by the name of its field.
-DECLARATIONS: dict[str, Declaration] = {setting.name: setting.metadata["declaration"] for setting in fields(Settings)}
-
-
-def option_of(name: str) -> str:
-    """Return the command-line option of a setting."""
-    return DECLARATIONS[name].option or f"--{name.replace('_', '-')}"
+DECLARATIONS = declarations_of(Settings)
 
 
 class Transport(NamedTuple):
@@ -255,7 +184,6 @@ def _ngh2_problem() -> str:
 
 
 def _broken_rules(settings: Settings) -> Iterator[UsageError]:
-    """Yield the errors of rules beyond the bounds and choices of one setting."""
 
     def wrong(option: str, given: object, expected: str, fix: str) -> UsageError:
         return UsageError(option, given=given, expected=expected, fix=fix)
@@ -265,11 +193,16 @@ def _broken_rules(settings: Settings) -> Iterator[UsageError]:
         given = Raw(f"{path}, which {'is a file' if path.exists() else 'does not exist'}")
         fix = "Make one with `fewheads export RUN --repository DIRECTORY`, or run `make demo`."
         yield wrong("REPOSITORY", given, "a directory of bundles", fix)
-    grpc, metrics, http = settings.grpc_port, settings.metrics_port, settings.http_port
+    sockets = settings.grpc_socket, settings.http_socket
+    grpc, metrics, http = None if sockets[0] else settings.grpc_port, settings.metrics_port, settings.http_port
     if grpc and grpc == metrics:
         yield wrong("--metrics-port", metrics, "another port than gRPC's", "Give the two different ports.")
     if http and http in (grpc, metrics):
         yield wrong("--http-port", http, "another port than gRPC's and the metrics'", "Give each its own.")
+    if sockets[1] and http is not None:
+        yield wrong("--http-port", http, "none beside --http-socket", "Give one of the two.")
+    if sockets[1] and sockets[0] == sockets[1]:
+        yield wrong("--http-socket", str(sockets[1]), "another path than gRPC's", "Give each its own.")
     url = settings.trace_endpoint
     if url and not url.startswith(("http://", "https://")):
         fix = "Give the address where the collector accepts OTLP over gRPC, usually port 4317."
@@ -290,17 +223,3 @@ def _broken_rules(settings: Settings) -> Iterator[UsageError]:
     if problem:
         fix = "Install it: pip install 'fewheads[fast]'."
         yield wrong("--transport", Raw(f"nghttp2, but {problem}"), f"the package ngh2 {NGH2_VERSION}", fix)
-    if (settings.tls_certificate is None) != (settings.tls_key is None):
-        given = Raw("--tls-key alone" if settings.tls_certificate is None else "--tls-certificate alone")
-        fix = "Give both, or leave both out."
-        yield wrong("--tls-certificate and --tls-key", given, "both or none", fix)
-    if settings.tls_client_ca and not settings.tls_certificate:
-        given, fix = Raw("no --tls-certificate"), "Give the server a certificate too."
-        yield wrong("--tls-client-ca", given, "--tls-certificate and --tls-key", fix)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

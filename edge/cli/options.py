@@ -25,7 +25,10 @@ target_option = click.option(
     "--target", default="auto", show_default=True, help="Runtime, as `fewheads build --target`."
 )
 cache_option = click.option(
-    "--cache", type=PATH, help="Directory of built models.  [default: $FEWHEADS_CACHE or ~/.cache/fewheads]"
+    "--cache",
+    type=PATH,
+    envvar="FEWHEADS_CACHE",
+    help="Directory of built models.  [default: $FEWHEADS_CACHE or ~/.cache/fewheads]",
 )
 _CONNECTION_OPTIONS = (
     click.option("--tls", is_flag=True, help="Connect with TLS; the server's certificate is from a public authority."),

@@ -8,66 +8,28 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine
-from dataclasses import fields
-from functools import partial
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
+from edge.cli.configuration import ConfiguredCommand, config_option
+from edge.cli.setting_options import setting_options
 from edge.runtimes.table import choose_to_run
-from edge.settings import DECLARATIONS, Declaration, Settings, option_of
+from edge.settings import Settings
 
 if TYPE_CHECKING:
     from edge.server import Ready
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-def _setting_options(command: F) -> F:
-    """Add an option for each setting except REPOSITORY, which is an argument."""
-    types = get_type_hints(Settings)
-    for setting in reversed(fields(Settings)):
-        declaration = DECLARATIONS[setting.name]
-        if declaration.option != "REPOSITORY":
-            command = _option(setting.name, types[setting.name], setting.default, declaration)(command)
-    return command
-
-
-def _option(name: str, annotation: Any, default: Any, declaration: Declaration) -> Callable[[F], F]:
-    option = option_of(name)
-    if annotation is bool:
-        flag = f"{option}/--no-{option.removeprefix('--')}" if default else option
-        return click.option(flag, name, is_flag=True, default=default, show_default=default, help=declaration.help)
-    repeatable = get_origin(annotation) is tuple
-    return click.option(
-        option,
-        name,
-        type=declaration.parse or _parameter_type(annotation),
-        multiple=repeatable,
-        default=default,
-        show_default=declaration.unset or default is not None,
-        help=declaration.help,
-        # Settings checks the words, and reports all errors together.
-        metavar=f"[{'|'.join(declaration.choices)}]" if declaration.choices else declaration.metavar,
-        shell_complete=partial(_complete, declaration.choices) if declaration.choices else None,
-    )
-
-
-def _parameter_type(annotation: Any) -> Any:  # of T, T | None or tuple[T, ...]
-    plain = next((part for part in get_args(annotation) if part is not type(None)), annotation)
-    return click.Path(path_type=Path) if plain is Path else plain
-
-
-def _complete(words: tuple[str, ...], context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
-    return [word for word in words if word.startswith(typed)]
-
-
-@click.command()
-@click.argument("repository", type=click.Path(path_type=Path), default=Path("repository"))
-@_setting_options
+@click.command(cls=ConfiguredCommand)
+@click.argument(
+    "repository", type=click.Path(path_type=Path), default=Path("repository"), envvar="FEWHEADS_SERVE_REPOSITORY"
+)
+@config_option
+@setting_options(Settings)
 @click.option("--no-metrics", is_flag=True, help="Serve neither Prometheus metrics nor the live page.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON on stdout instead of text on stderr.")
 def serve(metrics_port: int, no_metrics: bool, as_json: bool, **options: Any) -> None:
@@ -106,9 +68,10 @@ def _announce(ready: Ready, host: str, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(ready))
         return
-    lines = [f"gRPC on {host}:{ready.grpc_port}, transport {ready.transport}"]
-    if ready.http_port is not None:
-        lines.append(f"HTTP on {host}:{ready.http_port}")
+    grpc = f"unix:{ready.grpc_socket}" if ready.grpc_socket else f"{host}:{ready.grpc_port}"
+    lines = [f"gRPC on {grpc}, transport {ready.transport}"]
+    if ready.http_socket or ready.http_port is not None:
+        lines.append(f"HTTP on unix:{ready.http_socket}" if ready.http_socket else f"HTTP on {host}:{ready.http_port}")
     if ready.metrics_port is not None:
         lines.append(f"metrics and a live page on http://{host}:{ready.metrics_port}/")
     lines.append(f"ready: {', '.join(ready.ready) or 'nothing'}")

@@ -1,16 +1,19 @@
-"""A listening port: accepts connections within the quota, their TLS handshakes included."""
+"""A listening port or Unix socket: accepts connections within the quota, their TLS handshakes included."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import logging
+import os
 import socket
 import ssl
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from edge.connections.quota import Quota, Share
+from edge.connections.socket_file import SocketFile
 from edge.errors import Raw, UsageError
 
 log = logging.getLogger(__name__)
@@ -29,10 +32,10 @@ def port_is_taken(option: str, host: str, port: int, reason: str) -> UsageError:
 
 
 class Listener:
-    """A listening port. It is opened and closed inside one running event loop.
+    """A listening port or Unix socket. It is opened and closed inside one running event loop.
 
     Args:
-        name: of the port, in metrics and in the option that sets it.
+        name: of the port, in metrics and in the options that set it.
         protocol: makes the protocol of a connection from its share of the quota; the protocol closes the share.
         handshake_seconds: the limit for TLS.
     """
@@ -50,6 +53,7 @@ class Listener:
         self._protocol, self._context = protocol, context
         self._handshake_seconds = handshake_seconds if context else None
         self._sockets: list[socket.socket] = []
+        self._file: SocketFile | None = None
         self._accepting: list[asyncio.Task[None]] = []
         self._establishing: set[asyncio.Task[None]] = set()
 
@@ -77,6 +81,13 @@ class Listener:
         self._accepting = [loop.create_task(self._accept(each)) for each in self._sockets]
         return bound
 
+    async def open_socket(self, path: Path) -> None:
+        """Listen on a Unix socket; raise a UsageError as :class:`SocketFile` does."""
+        file = SocketFile(f"--{self._name}-socket", path)
+        self._sockets = [file.make(_listening_at)]
+        self._file = file
+        self._accepting = [asyncio.get_running_loop().create_task(self._accept(self._sockets[0]))]
+
     async def close(self) -> None:
         """Accept no further connection; those that still shake hands end."""
         tasks = [*self._accepting, *self._establishing]
@@ -89,6 +100,8 @@ class Listener:
         for each in self._sockets:
             each.close()
         self._sockets.clear()
+        if self._file:
+            self._file.remove()
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -128,6 +141,18 @@ class Listener:
             share.close()
             if not made:
                 accepted.close()
+
+
+def _listening_at(path: Path) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX)
+    try:
+        made.bind(os.fsencode(path))
+        made.listen(_BACKLOG)
+    except OSError:
+        made.close()
+        raise
+    made.setblocking(False)
+    return made
 
 
 def _listening(family: int, host: str, port: int) -> socket.socket | OSError:

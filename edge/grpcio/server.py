@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 
 from edge.connections.listener import port_is_taken
+from edge.connections.socket_file import SocketFile
 from edge.health.health import Health
 from edge.rpc.limits import Limits
 from edge.rpc.methods import FindMethod, Method, Refused, Status
@@ -37,6 +41,7 @@ class GrpcServer(Endpoint):
         certificates: ServerCertificates | None = None,
     ) -> None:
         self._certificates = certificates
+        self._file: SocketFile | None = None
         self._server = grpc.aio.server(options=limits.options(), maximum_concurrent_rpcs=limits.max_calls)
         super().__init__(inference, telemetry, health, limits, access, packed=True, abort=_abort)
         handlers = generic_handlers(self.methods)
@@ -44,21 +49,31 @@ class GrpcServer(Endpoint):
             handlers = [_Authorizing(each, self.find) for each in handlers]
         self._server.add_generic_rpc_handlers(handlers)
 
-    async def start(self, host: str, port: int) -> None:
-        """Listen. Only telemetry is SERVING at first."""
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        try:
-            if self._certificates is None:
-                self.port = self._server.add_insecure_port(address)
-            else:
-                self.port = self._server.add_secure_port(address, credentials(self._certificates))
-        except RuntimeError as error:
-            raise port_is_taken("--grpc-port", host, port, str(error)) from None
+    async def start(self, host: str, port: int, path: Path | None = None) -> None:
+        """Listen, on the Unix socket ``path`` instead of the port if there is one. Only telemetry is SERVING at first.
+
+        Raise a UsageError if the address cannot be taken.
+        """
+        if path:
+            self._file = SocketFile("--grpc-socket", path)
+            self._file.make(lambda absolute: self._bind(f"unix:{quote(os.fsencode(absolute))}"))
+        else:
+            try:
+                self.port = self._bind(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            except RuntimeError as error:
+                raise port_is_taken("--grpc-port", host, port, str(error)) from None
         await self._server.start()
 
     async def drain(self, grace_seconds: float) -> None:
         """Refuse new calls, and close the port after the others end."""
         await self._server.stop(grace_seconds)
+        if self._file:
+            self._file.remove()
+
+    def _bind(self, address: str) -> int:
+        if self._certificates is None:
+            return int(self._server.add_insecure_port(address))
+        return int(self._server.add_secure_port(address, credentials(self._certificates)))
 
 
 class _Authorizing(grpc.GenericRpcHandler):  # type: ignore[misc]

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 import h11
@@ -245,21 +246,24 @@ class HttpServer:
         max_connections: int,
         certificates: ServerCertificates | None = None,
     ) -> None:
-        self.port = 0  # until the server listens
+        self.port = 0  # until the server listens, and on a Unix socket
         self._application = application
         self._connections: set[HttpConnection] = set()
         context = certificates.follow(lambda now: now.http) if certificates else None
         self._listener = Listener(name, quota, max_connections, self._connection, context)
 
-    async def start(self, host: str, port: int) -> None:
-        """Listen; raise a UsageError if the port cannot be taken."""
-        self.port = await self._listener.open(host, port)
+    async def start(self, host: str, port: int, path: Path | None = None) -> None:
+        """Listen, on the Unix socket ``path`` instead of the port if there is one.
+
+        Raise a UsageError if the address cannot be taken.
+        """
+        if path:
+            await self._listener.open_socket(path)
+        else:
+            self.port = await self._listener.open(host, port)
 
     async def drain(self, grace_seconds: float) -> None:
         """Accept no further request, and close the port after the accepted ones end. A second call has no effect."""
-        if not self.port:
-            return
-        self.port = 0
         await self._listener.close()
         for connection in list(self._connections):
             connection.drain()

@@ -178,8 +178,11 @@ class Http2Connection(asyncio.Protocol):
 
     @cached_property
     def peer(self) -> str:
-        """The client's address in gRPC's notation."""
-        host, port = self._transport.get_extra_info("peername")[:2]
+        """The client's address in gRPC's notation; on a Unix socket, clients have none."""
+        name = self._transport.get_extra_info("peername")
+        if not isinstance(name, tuple):
+            return "unix:"
+        host, port = name[:2]
         return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
     def acknowledge(self, stream_id: int, size: int) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from edge.connections.listener import Listener
 from edge.connections.quota import Quota, Share
@@ -75,9 +76,15 @@ class Http2Server(Endpoint):
         context = certificates.follow(lambda now: now.http2) if certificates else None
         self._port = Port(routes, limits, quota, context)
 
-    async def start(self, host: str, port: int) -> None:
-        """Listen. Only telemetry is SERVING at first."""
-        self.port = await self._port.open(host, port)
+    async def start(self, host: str, port: int, path: Path | None = None) -> None:
+        """Listen, on the Unix socket ``path`` instead of the port if there is one. Only telemetry is SERVING at first.
+
+        Raise a UsageError if the address cannot be taken.
+        """
+        if path:
+            await self._port.open_socket(path)
+        else:
+            self.port = await self._port.open(host, port)
 
     async def drain(self, grace_seconds: float) -> None:
         """Refuse new calls, and close the port after the others end."""
@@ -98,6 +105,10 @@ class Port:
     async def open(self, host: str, port: int) -> int:
         """Listen, and return the port number; port 0 takes any free one."""
         return await self._listener.open(host, port)
+
+    async def open_socket(self, path: Path) -> None:
+        """Listen on a Unix socket."""
+        await self._listener.open_socket(path)
 
     async def drain(self, grace_seconds: float) -> None:
         """Refuse new calls, cancel the accepted ones that do not end within the grace, then close every connection."""

@@ -68,6 +68,22 @@ class Activity(Protocol):
     def runs(self) -> Mapping[ModelTier, TierRuns]: ...  # since the start
 
 
+class UnknownWork:
+    """The activity of a board whose programs nobody asks: its energy is counted, and never known to be idle."""
+
+    def running(self) -> bool:
+        return False
+
+    def run_count(self) -> int:
+        return 0
+
+    def loading(self) -> bool:
+        return True
+
+    def runs(self) -> Mapping[ModelTier, TierRuns]:
+        return {}
+
+
 @dataclass(slots=True)
 class TierEnergy:
     """The energy of a tier's runs above idle, and their requests, rows and tokens as in ``TierRuns``."""
@@ -81,7 +97,8 @@ class TierEnergy:
 class EnergyMeter:
     """Measures the energy of runs by ``rails``, whose sum is the board's power, on a thread of its own.
 
-    ``idle_watts``, the board's power while nothing runs, is None while it is unknown.
+    ``idle_watts``, the board's power while nothing runs, is None while it is unknown. ``board_joules`` is the energy of
+    the whole board since the start.
     """
 
     def __init__(self, rails: Sequence[SensorFile], work: Activity) -> None:
@@ -92,6 +109,8 @@ class EnergyMeter:
         self._counted: Mapping[ModelTier, TierRuns] = {}
         self._idle: deque[float] = deque(maxlen=_IDLE_SAMPLES)
         self.idle_watts: float | None = None
+        self.board_joules = 0.0
+        self._read_at: float | None = None
         self._run_count = work.run_count()
         self._sampled_at: float | None = None
         self._ran_at = self._idle_at = self._divided_at = -_QUIET_SECONDS
@@ -119,7 +138,10 @@ class EnergyMeter:
             self._ran_at = now
         quiet = now - self._ran_at >= _QUIET_SECONDS
         idle = now - self._ran_at >= _SETTLE_SECONDS and now >= self._idle_at and not self._work.loading()
-        watts = self._watts() if ran or idle else None
+        due = self._read_at is None or now - self._read_at >= _IDLE_SECONDS
+        watts = self._watts() if ran or idle or due else None
+        if watts is not None:
+            self._count(watts, now)
         if idle and watts is not None:
             self._idle_at = now + _IDLE_SECONDS
             self._learn_idle(watts)
@@ -131,6 +153,12 @@ class EnergyMeter:
             self._divided_at = now
             self._divide(last=quiet)
         return _QUIET_SAMPLE_SECONDS if quiet else _SAMPLE_SECONDS
+
+    def _count(self, watts: float, now: float) -> None:
+        if self._read_at is not None:
+            # At most one reading may be missing before; otherwise the machine was suspended, or a rail unreadable.
+            self.board_joules += max(watts, 0.0) * min(now - self._read_at, 2 * _IDLE_SECONDS)
+        self._read_at = now
 
     def _learn_idle(self, watts: float) -> None:
         self._idle.append(watts)

@@ -37,7 +37,6 @@ from edge.serving.forms import Form
 from edge.serving.inference import InferenceService
 from edge.serving.request import MOST_TENSORS, InputTensor, RequestedOutput, UncheckedRequest, check_number
 from edge.serving.shared_memory import is_shared
-from edge.serving.traces import carry
 from edge.serving.wire import to_raw
 
 #: The header with the number of bytes of JSON in a body; binary data follows them.
@@ -79,8 +78,6 @@ class InferEndpoint:
         read_inline = end <= INLINE_JSON_BYTES
         message, encoder = read() if read_inline else await self._service.threads.run(len(body), read)
         del body, read  # the message has what it needs
-        if self._service.traced:
-            carry(request.headers.items())
         content, length = await self._service.infer(message, None, encoder)
         if length is None:
             return Response(content, media_type="application/json")

@@ -19,7 +19,6 @@ from edge.serving.call import InferResponse
 from edge.serving.inference import InferenceService
 from edge.serving.streams import Streams
 from edge.serving.text_models import DOES, TextGenerator, TextModel, TextModels
-from edge.serving.traces import carry
 
 #: Sends an event with a JSON document, and waits while the client cannot take more.
 SendEvent = Callable[[object], Awaitable[None]]
@@ -82,8 +81,6 @@ class OpenAiApi:
             completion = completion_of(parse(body))
         model = await unless_gone(request, self._models.find(completion.model, TextGenerator))
         answers = Choices(completion, model)
-        if self._service.traced:
-            carry(request.headers.items())
         if completion.stream:
             return EventStream(request, lambda send: self._stream(answers, completion.include_usage, send))
         choices: list[dict[str, Any]] = []

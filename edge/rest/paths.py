@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 from google.protobuf.message import Message
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -29,12 +30,14 @@ from edge.rest.json_messages import (
 )
 from edge.rest.openai import OpenAiApi
 from edge.rest.texts import TextApi
+from edge.rest.traced import Traced
 from edge.security.access import Access, Hosts
 from edge.serving.extensions import Extensions
 from edge.serving.inference import InferenceService
 from edge.serving.metadata import Metadata
 from edge.serving.streams import Streams
 from edge.serving.text_models import TextModels
+from edge.serving.traces import Traces
 
 _M = TypeVar("_M", bound=Message)
 #: Methods, path, RPC whose scopes apply, handler.
@@ -63,8 +66,9 @@ class RestApi:
         access: Access | None,
         max_message_bytes: int,
         hosts: Hosts | None = None,
+        traces: Traces | None = None,
     ) -> None:
-        self._metadata, self._extensions = metadata, extensions
+        self._metadata, self._extensions, self._traces = metadata, extensions, traces
         self._endpoints = Endpoints(access, max_message_bytes, hosts)
         self._infer = InferEndpoint(service, self._endpoints)
         self._openai = OpenAiApi(service, streams, models, self._endpoints)
@@ -74,8 +78,10 @@ class RestApi:
 
     def _routes(self) -> Iterator[Route]:
         for methods, path, rpc, handler in self._rows():
+            # Only inference is traced, as over gRPC.
+            traced = [Middleware(Traced, self._traces, path)] if self._traces and rpc == "ModelInfer" else []
             rpc = rpc if rpc.startswith("/") else f"/{INFERENCE}/{rpc}"
-            yield Route(path, self._endpoints.endpoint(handler, rpc), methods=methods.split())
+            yield Route(path, self._endpoints.endpoint(handler, rpc), methods=methods.split(), middleware=traced)
 
     def _rows(self) -> list[_Row]:
         metadata = self._metadata

@@ -22,7 +22,6 @@ from edge.serving.inference import InferenceService
 from edge.serving.request import InputTensor, RequestedOutput, UncheckedRequest
 from edge.serving.streams import Streams
 from edge.serving.text_models import Embedder, Reranker, TextModels
-from edge.serving.traces import carry
 
 T = TypeVar("T")
 M = TypeVar("M", Embedder, Reranker)
@@ -87,8 +86,6 @@ class TextApi:
 
     async def _read(self, request: Request, read: Callable[[Mapping[str, Any]], T]) -> tuple[T, int]:
         body = await self._endpoints.body(request)
-        if self._service.traced:
-            carry(request.headers.items())
         if len(body) <= INLINE_JSON_BYTES:
             return read(parse(body)), len(body)
         reading = self._service.threads.run(len(body), lambda: read(parse(body)))

@@ -92,7 +92,7 @@ class InferenceServicer:
         return self._metadata.repository_index(request)
 
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Any) -> Any:
-        self._introduce(context)
+        self._introduce(context, "ModelInfer")
         return await self._service.infer(request, _deadline(context))
 
     def start_model_infer(
@@ -105,7 +105,7 @@ class InferenceServicer:
         if isinstance(request, Status):
             end(request)
             return None
-        self._introduce(context)
+        self._introduce(context, "ModelInfer")
 
         def reply(outcome: pb.ModelInferResponse | Exception) -> None:
             end(status_of(outcome, "ModelInfer") if isinstance(outcome, Exception) else outcome)
@@ -113,7 +113,7 @@ class InferenceServicer:
         return self._service.start(request, _deadline(context), reply)
 
     async def ModelStreamInfer(self, requests: Any, context: Any) -> None:
-        self._introduce(context)
+        self._introduce(context, "ModelStreamInfer")
 
         async def read() -> pb.ModelInferRequest | None:
             request: pb.ModelInferRequest | None = await read_from(context)
@@ -126,12 +126,12 @@ class InferenceServicer:
         except Draining:
             raise Refused(Code.UNAVAILABLE, DRAINING) from None
 
-    def _introduce(self, context: Any) -> None:
+    def _introduce(self, context: Any, method: str) -> None:
         """Name the caller for its rate limit, unless its token has, and keep its trace context for traces."""
         if self._service.limited and not CALLER.get():
             CALLER.set(_address_of(context.peer()))
-        if self._service.traced:
-            carry(context.invocation_metadata())
+        if self._service.traces:
+            carry(method, context.invocation_metadata())
 
 
 @lru_cache
@@ -244,7 +244,7 @@ class Endpoint:
         packed: bool = False,
         abort: Abort = refuse,
     ) -> None:
-        self.port = 0  # until the server listens
+        self.port = 0  # until the server listens, and on a Unix socket
         self._access = access
         servicers = {INFERENCE: inference, TELEMETRY: telemetry, HEALTH: HealthServicer(health)}
         self.methods: dict[str, Method] = {}

@@ -48,7 +48,7 @@ class Arrival(NamedTuple):
     encoder: Encoder
     on_partial: Callable[[], None] | None
     started_ns: int
-    trace_context: Any
+    carrier: Any  # for :mod:`edge.serving.traces`
     loading_ns: int = 0
 
 

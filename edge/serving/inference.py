@@ -70,7 +70,7 @@ class InferenceService:
         self._repository, self._scheduler = repository, scheduler
         self._default_timeout = default_timeout_seconds
         self._limit, self.limited = limit, limit is not None  # transports must name callers
-        self._traces, self.traced = traces, traces is not None  # transports must pass the callers' trace context
+        self.traces = traces  # for which transports set CARRIER
         self._cache, self._models = cache, models
         self._forms = Forms(repository, shared_memory)
         self._responses = ResponseBuilder()
@@ -107,7 +107,7 @@ class InferenceService:
             deadline: the client's deadline, in ``time.monotonic()`` seconds; None without one.
             reply, on_partial: of an :class:`Arrival`; both may be called before this returns.
         """
-        request_id, carrier = request.id, CARRIER.get() if self._traces else None
+        request_id, carrier = request.id, CARRIER.get() if self.traces else None
         arrival = Arrival(request_id, reply, encoder, on_partial, time.perf_counter_ns(), carrier)
         received: Received | None = None
         try:
@@ -407,7 +407,7 @@ class InferenceService:
         call.over = True
         if call.timer:
             call.timer.cancel()
-        form, traces = call.form, self._traces
+        form, traces = call.form, self.traces
         if outcome is not None and not isinstance(outcome, BaseException):
             try:
                 call.arrival.reply(outcome)
@@ -438,8 +438,8 @@ class InferenceService:
 
     def _count_failure(self, entry: Entry, model: str, arrival: Arrival, reason: str, stage: str) -> None:
         entry.statistics.failed(reason, time.perf_counter_ns() - arrival.started_ns, stage)
-        if self._traces:
-            self._traces.failed(model, arrival, reason)
+        if self.traces:
+            self.traces.failed(model, arrival, reason)
 
 
 def _refused_by(error: Any) -> str:

@@ -1,34 +1,56 @@
 """OpenTelemetry traces: a span for each request, and child spans for its stages, made at its end from measured times.
 
 A request with a W3C trace context (``traceparent``) follows its sampling decision; a share of the others is sampled.
+Over gRPC the span of a request is that of the call. Over HTTP it is inside one of the HTTP request, which may ask for
+several texts. Names and attributes are those of OpenTelemetry's semantic conventions 1.45 for RPC and HTTP: on a server
+a failure that is its client's is no error.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from edge import __version__
 from edge.errors import Raw, UsageError
 from edge.protocol import INFERENCE
 from edge.serving.call import Arrival, Call
+from edge.serving.statuses import STATUSES, Code
 
-#: The trace context headers of a call. A transport sets it, and the tasks of the call inherit it.
-Carrier = dict[str, str]
+
+class Carrier(NamedTuple):
+    """What carries a request to the server.
+
+    ``rpc`` is the method of gRPC, and ``parent`` the headers with its trace context; or ``rpc`` is empty, and
+    ``parent`` the context of OpenTelemetry with the span of the HTTP request.
+    """
+
+    rpc: str
+    parent: Any
+
+
+#: A transport sets it for a call, and the tasks of the call inherit it.
 CARRIER: ContextVar[Carrier | None] = ContextVar("carrier", default=None)
 _HEADERS: Final = ("traceparent", "tracestate")
+#: The class of an error to the status of its call; others are INTERNAL.
+_CODES: Final = {error.__name__: status.grpc for error, status in STATUSES.items()} | {"Cancelled": Code.CANCELLED}
+#: The statuses that are errors of a server, by the conventions.
+_ERRORS: Final = frozenset(
+    (Code.UNKNOWN, Code.DEADLINE_EXCEEDED, Code.UNIMPLEMENTED, Code.INTERNAL, Code.UNAVAILABLE, Code.DATA_LOSS)
+)
 #: The limit for an export, and so for how long one delays the shutdown.
 _EXPORT_SECONDS: Final = 2
 #: The limit for names and ids, which clients choose.
 _MAX_ATTRIBUTE_LENGTH: Final = 256
 
 
-def carry(metadata: Iterable[tuple[str, str | bytes]]) -> None:
-    """Set the trace context of the current call from its metadata."""
-    CARRIER.set({key: value for key, value in metadata if key in _HEADERS and isinstance(value, str)} or None)
+def carry(rpc: str, metadata: Iterable[tuple[str, str | bytes]]) -> None:
+    """Set what carries the requests of the current call of gRPC, by its method and its metadata."""
+    headers = {key: value for key, value in metadata if key in _HEADERS and isinstance(value, str)}
+    CARRIER.set(Carrier(rpc, headers))
 
 
 class Traces:
@@ -61,7 +83,7 @@ class Traces:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("fewheads", __version__)
         self._extract = TraceContextTextMapPropagator().extract
-        self._inside, self._server = set_span_in_context, SpanKind.SERVER
+        self._inside, self._kinds = set_span_in_context, SpanKind
         self._error: Callable[[str], Any] = partial(Status, StatusCode.ERROR)
         # Spans have times since the epoch; stages are timed by a monotonic clock.
         self._epoch_ns = time.time_ns() - time.perf_counter_ns()
@@ -70,7 +92,7 @@ class Traces:
         """Trace a request that was just answered; ``tier`` is empty for a model with one tier."""
         timings = call.timings
         end_ns = time.perf_counter_ns()
-        span = self._begin(call.form.model.name, call.arrival)
+        span = self._begin(call.form.model.name, call.arrival, Code.OK)
         if span.is_recording():
             span.set_attributes({"fewheads.rows": call.rows, "fewheads.batch_rows": call.batch_rows})
             if tier:
@@ -88,24 +110,45 @@ class Traces:
 
     def failed(self, model: str, arrival: Arrival, reason: str) -> None:
         """Trace a request that just failed; ``reason`` is the class of its error."""
-        span = self._begin(model, arrival)
-        span.set_status(self._error(reason))
+        code = _CODES.get(reason, Code.INTERNAL)
+        span = self._begin(model, arrival, code)
+        if code in _ERRORS:
+            span.set_attribute("error.type", code.name)
+            span.set_status(self._error(reason))
+        span.end(self._epoch_ns + time.perf_counter_ns())
+
+    def begin_http(
+        self, method: str, route: str, attributes: Mapping[str, str | int], headers: Mapping[str, str]
+    ) -> Any:
+        """Return the span of an HTTP request that has just arrived, for :meth:`end_http`, and set :data:`CARRIER`.
+
+        ``attributes`` are further ones by the conventions, and ``headers`` may have a trace context.
+        """
+        known = {"http.request.method": method, "http.route": route, **attributes}
+        begun_ns = self._epoch_ns + time.perf_counter_ns()  # by the clock of the spans inside
+        parent, kind = self._extract(headers), self._kinds.SERVER
+        span = self._tracer.start_span(f"{method} {route}", parent, kind, known, start_time=begun_ns)
+        CARRIER.set(Carrier("", self._inside(span)))
+        return span
+
+    def end_http(self, span: Any, status: int | None) -> None:
+        """End the span of an HTTP request after its response, or with None without one."""
+        if status is not None:
+            span.set_attribute("http.response.status_code", status)
+        if status is None or status >= 500:
+            span.set_attribute("error.type", str(status or "_OTHER"))
+            span.set_status(self._error(""))
         span.end(self._epoch_ns + time.perf_counter_ns())
 
     def close(self) -> None:
         """Send the remaining spans."""
         self._provider.shutdown()
 
-    def _begin(self, model: str, arrival: Arrival) -> Any:
-        return self._tracer.start_span(
-            "ModelInfer",
-            self._extract(arrival.trace_context) if arrival.trace_context else None,
-            self._server,
-            {
-                "rpc.service": INFERENCE,
-                "rpc.method": "ModelInfer",
-                "fewheads.model": model,
-                "fewheads.request_id": arrival.request_id,
-            },
-            start_time=self._epoch_ns + arrival.started_ns,
-        )
+    def _begin(self, model: str, arrival: Arrival, code: Code) -> Any:
+        rpc, parent = arrival.carrier or Carrier("", None)
+        attributes = {"fewheads.model": model, "fewheads.request_id": arrival.request_id}
+        name, kind = "infer", self._kinds.INTERNAL
+        if rpc:
+            name, kind, parent = f"{INFERENCE}/{rpc}", self._kinds.SERVER, self._extract(parent)
+            attributes |= {"rpc.system.name": "grpc", "rpc.method": name, "rpc.response.status_code": code.name}
+        return self._tracer.start_span(name, parent, kind, attributes, start_time=self._epoch_ns + arrival.started_ns)

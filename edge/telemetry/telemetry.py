@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,6 +14,7 @@ from edge.instruments.board import read_board
 from edge.instruments.energy import EnergyMeter, ModelTier, TierEnergy
 from edge.instruments.memory import MemorySampler
 from edge.instruments.metrics import NONFINITE, PER_UNIT, REQUEST_METRICS, RequestMetric
+from edge.instruments.sampling import watch_board
 from edge.instruments.sensors import Sensors
 from edge.instruments.snapshot import Histogram, Snapshot, Stages, TierRuns
 from edge.pb import telemetry_pb2 as pb
@@ -25,8 +23,6 @@ from edge.repository.repository import Repository
 from edge.scheduling.scheduler import Scheduler
 from edge.security.watched import Watched
 from edge.serving.streams import Streams
-
-log = logging.getLogger(__name__)
 
 
 class ServedWork(NamedTuple):
@@ -77,8 +73,6 @@ class Sources(NamedTuple):
 
 #: The state of a model that is not loaded, and answers requests nevertheless: the next one loads it.
 ON_DEMAND = "ON_DEMAND"
-#: Time between two samples of values that the kernel does not accumulate.
-_SAMPLE_SECONDS = 1.0
 
 
 class Telemetry:
@@ -90,18 +84,7 @@ class Telemetry:
 
     async def watch(self) -> None:
         """Measure energy, and sample load and peak memory for all readers every second, until cancelled."""
-        failing = False
-        with self._sources.energy or nullcontext():
-            while True:
-                try:
-                    self._sources.memory.observe()
-                    self._sources.sensors.observe()
-                    failing = False
-                except Exception:  # the next sample may succeed
-                    if not failing:
-                        log.exception("memory and load cannot be sampled")
-                    failing = True
-                await asyncio.sleep(_SAMPLE_SECONDS)
+        await watch_board(self._sources.memory, self._sources.sensors, self._sources.energy)
 
     def reading(self) -> pb.Reading:
         """Return a new reading. It takes milliseconds, for PSS and power: too long for the event loop."""

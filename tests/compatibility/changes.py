@@ -71,7 +71,8 @@ def facts(text):
     for line in re.findall(r"^  (-.+)$", text, re.MULTILINE):
         spelling, *rest = re.split(r"  +", line)
         names = re.findall(r"(?:^|[ /,])(--?[a-z][\w-]*)", spelling)
-        found |= {name: {spelling, *re.findall(r"\[(.+?)\]", " ".join(rest))} for name in names}
+        brackets = "; ".join(re.findall(r"\[(.+?)\]", " ".join(rest)))
+        found |= {name: {spelling, *filter(None, brackets.split("; "))} for name in names}
     return found
 
 

@@ -28,7 +28,7 @@ def board_families(root):
     from edge.instruments.board import read_board
     from edge.instruments.memory import MemorySampler
     from edge.instruments.sensors import Sensors
-    from edge.telemetry.metrics import board_metrics, power_metrics
+    from edge.telemetry.board import board_metrics, power_metrics
 
     yield from board_metrics(MemorySampler(root).sample(), Sensors(root).sample())
     yield from power_metrics(read_board(root), 5.0)

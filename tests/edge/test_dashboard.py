@@ -19,7 +19,8 @@ from edge.client.retries import ONCE
 from edge.errors import ServerError
 from edge.launch import running_server
 from edge.pb import telemetry_pb2 as pb
-from edge.telemetry.pages import LiveReading, Pages
+from edge.telemetry.live import LiveReading, dashboard
+from edge.telemetry.pages import Pages
 from tests.support.http_server import http_server
 from tests.support.metrics import wait_until
 from tests.support.models import ORACLE, ORACLE_BUNDLE
@@ -214,7 +215,7 @@ def give(tab, token):
 
 @contextmanager
 def shown(read, tab, **options):
-    with http_server(Pages(lambda accept: ("", lambda: ({}, b"")), LiveReading(read))) as server:
+    with http_server(Pages({"/telemetry.json": LiveReading(read).page}, root=dashboard())) as server:
         tab.open(f"http://127.0.0.1:{server.port}/", **options)
         tab.wait(f"{STATUS} === 'live'")
         yield

@@ -94,6 +94,24 @@ def test_idle_power_is_measured_while_nothing_runs(machine):
     assert machine.meter.idle_watts == pytest.approx(IDLE_WATTS, rel=1e-3)
 
 
+def test_energy_of_the_whole_board(machine):
+    machine.is_loading = True  # which hides idle power alone
+    machine.wait(20)
+    machine.is_loading = False
+    machine.run(10)
+    machine.broken = "N/A"
+    machine.wait(1.5)  # one reading is missing
+    machine.broken = None
+    machine.wait(8.5)
+    assert machine.meter.board_joules == pytest.approx(40 * IDLE_WATTS + 10 * machine.watts, rel=0.05)
+    counted = machine.meter.board_joules
+    machine.broken = "N/A"
+    machine.wait(3600)
+    machine.broken = None
+    machine.wait(3)
+    assert machine.meter.board_joules < counted + 6 * IDLE_WATTS  # what is unknown is not made up
+
+
 @pytest.mark.parametrize(
     ("count", "seconds", "pauses", "rel"),
     [(1, 30, (0, 0), 0.02), (3000, 0.005, (0, 0.04), 0.15), (200, 0.02, (7, 9), 0.4)],

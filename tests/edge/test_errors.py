@@ -19,6 +19,7 @@ from edge.connections.quota import Quota
 from edge.errors import INTERNAL, FewheadsError, InvalidRequest, Raw, RequestError, RunnerError, Whole, printable
 from edge.health.health import Health
 from edge.health.supervisor import Notifier, Supervisor
+from edge.instruments import sampling
 from edge.instruments.memory import MemorySampler
 from edge.instruments.sensors import Sensors
 from edge.pb import inference_pb2 as pb
@@ -32,8 +33,7 @@ from edge.serving.call import Call
 from edge.serving.inference import InferenceService
 from edge.serving.statuses import STATUSES
 from edge.settings import TRANSPORTS
-from edge.telemetry import telemetry
-from edge.telemetry.telemetry import Sources
+from edge.telemetry.telemetry import Sources, Telemetry
 from tests.support.commands import python
 from tests.support.in_process import running_service, serving_here
 from tests.support.loop_model import NAME, prompt, write_halving_bundle
@@ -198,8 +198,8 @@ async def test_samples_go_on_and_their_error_is_logged_once(tmp_path, monkeypatc
     health = Health(repository, device.runs)
     streams = None  # samples need none
     sources = Sources(device, repository, health, Failing(), Sensors(), streams, Quota(1, 1))
-    monkeypatch.setattr(telemetry, "_SAMPLE_SECONDS", 0.01)
-    watching = asyncio.create_task(telemetry.Telemetry(sources).watch())
+    monkeypatch.setattr(sampling, "_SAMPLE_SECONDS", 0.01)
+    watching = asyncio.create_task(Telemetry(sources).watch())
     await asyncio.wait_for(sampled.wait(), 10)
     watching.cancel()
     assert caplog.messages == ["memory and load cannot be sampled"]

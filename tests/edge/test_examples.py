@@ -73,7 +73,7 @@ def test_completions(writer):
     page = (ROOT / "edge" / "README.md").read_text()
     for ours, theirs in (("127.0.0.1:8000", f"127.0.0.1:{writer.http_port}"), ("writer", NAME), ("Once upon", PROMPT)):
         page = page.replace(ours, theirs)
-    (command,) = re.findall(r"^curl [^' ]+/v1/[^']+'[^']+'$", page, re.MULTILINE)
+    (command,) = re.findall(r"^curl [^' ]+/v1/completions[^']+'[^']+'$", page, re.MULTILINE)
     done = run("sh", "-c", f"{command} --silent --fail-with-body")
     assert json.loads(done.stdout)["choices"][0]["text"] == continued(PROMPT, 40)
     pytest.importorskip("openai", reason="the second example asks with OpenAI's client")
@@ -129,7 +129,15 @@ def test_options_in_the_pages_exist():
         own = [command, *getattr(command, "commands", {}).values()]  # of a group, those of its commands, too
         parameters = [each for one in own for each in one.get_params(context)]
         options[name] = {option for each in parameters for option in (*each.opts, *each.secondary_opts)}
-    of_others = {"--into", "--streaming", "--shared-memory", "--input-data", "--collect-metrics", "--cacert"}
+    of_others = {
+        "--into",
+        "--streaming",
+        "--shared-memory",
+        "--input-data",
+        "--collect-metrics",
+        "--cacert",
+        "--unix-socket",
+    }
     text = "\n".join((ROOT / page).read_text() for page in ("README.md", "edge/README.md"))
     assert set(option.findall(text)) <= of_others.union(*options.values())
     # In a line of code, they are options of its command.

@@ -40,7 +40,7 @@ OWNERS = {
     "grpc_health": ("edge/rpc/",),
     "grpc_reflection": ("edge/rpc/",),
     "ngh2": ("edge/settings.py", "edge/http2/"),
-    "prometheus_client": ("edge/telemetry/metrics.py",),
+    "prometheus_client": ("edge/telemetry/board.py", "edge/telemetry/metrics.py"),
     "opentelemetry": ("edge/serving/traces.py",),
     "onnxruntime": ("edge/runtimes/onnxruntime_runner.py",),
     "pycuda": ("edge/runtimes/cuda.py",),
@@ -105,7 +105,10 @@ def test_few_files_read_the_environment():
     script = "export/papers/backward/generate_mathematics.py"  # it starts itself again with a fixed seed of hashes
     jobs = "export/training/jobs.py"  # each has one thread, and may have a GPU of its own
     serve = "edge/cli/serve.py"  # sets what gRPC's core logs
-    assert readers == {"edge/runtimes/cache.py", "edge/health/supervisor.py", "edge/cli/doctor.py", serve, script, jobs}
+    variables = "edge/cli/configuration.py"  # refuses those that no option has
+    launch = "edge/launch.py"  # keeps the variables of a server from another one
+    device = {"edge/runtimes/cache.py", launch, "edge/health/supervisor.py", "edge/cli/doctor.py", serve, variables}
+    assert readers == {*device, script, jobs}
 
 
 def test_no_part_of_edge_imports_a_later_one():
@@ -171,6 +174,10 @@ def test_imports_load_no_runtime():
     loaded = imported_by(*modules)
     assert set(modules) <= loaded
     assert not set(HEAVY) & loaded
+
+
+def test_exporter_takes_little_memory():
+    assert not {"numpy", "grpc", "google.protobuf", "starlette"} & imported_by("edge.cli.exporter", "edge.exporter")
 
 
 def test_server_models_and_commands_load_without_grpc():

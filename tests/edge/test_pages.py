@@ -13,7 +13,8 @@ from google.protobuf.json_format import ParseDict
 from edge.client import Client, text
 from edge.errors import UsageError
 from edge.pb import telemetry_pb2 as pb
-from edge.telemetry.pages import LiveReading, Pages
+from edge.telemetry.live import LiveReading, dashboard
+from edge.telemetry.pages import Pages
 from tests.support.http_requests import ask
 from tests.support.http_server import http_server
 from tests.support.metrics import wait_until
@@ -123,7 +124,7 @@ def page():
 
 @pytest.fixture(scope="module")
 def url(page):
-    with http_server(Pages(page, LiveReading(pb.Reading))) as server:
+    with http_server(Pages({"/metrics": page}, root=dashboard())) as server:
         yield f"127.0.0.1:{server.port}"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from edge.cli.serve import serve
 from edge.errors import UsageError
-from edge.settings import DECLARATIONS, NGH2_VERSION, Settings, choose_transport, option_of
+from edge.settings import DECLARATIONS, NGH2_VERSION, Settings, choose_transport
 
 ROOT = Path(__file__).parent.parent.parent
 TLS = {"tls_certificate": Path("c"), "tls_key": Path("k")}
@@ -61,7 +61,11 @@ def test_values_have_bounds_or_choices(tmp_path, name):
         assert getattr(Settings(repository=tmp_path, **{name: value}), name) == value
     for value in bad:
         error = refused(tmp_path, **{name: value})
-        assert (error.subject, str(error.given), error.expected) == (option_of(name), str(value), expected)
+        assert (error.subject, str(error.given), error.expected) == (
+            DECLARATIONS[name].option_for(name),
+            str(value),
+            expected,
+        )
 
 
 def test_every_setting_with_bounds_or_choices_is_in_the_table():
@@ -73,6 +77,8 @@ def test_settings_that_contradict_each_other(tmp_path):
         ({"grpc_port": 9000, "metrics_port": 9000}, "--metrics-port: got 9000, expected another port than gRPC's. "),
         ({"http_port": 8001}, "--http-port: got 8001, expected another port than gRPC's and the metrics'. "),
         ({"http_port": 8002}, "--http-port: got 8002, expected another port than gRPC's and the metrics'. "),
+        ({"http_port": 0, "http_socket": Path("s")}, "--http-port: got 0, expected none beside --http-socket. "),
+        ({"grpc_socket": Path("s"), "http_socket": Path("s")}, "--http-socket: got 's', expected another path than "),
         ({"trace_endpoint": "host:4317"}, "--trace-endpoint: got 'host:4317', expected http://HOST:PORT or https://"),
         ({**POLL, "load_models": ("a",)}, "--load-model: got --model-control poll, expected --model-control explicit"),
         ({**EXPLICIT, "load_models": ("*", "a")}, "--load-model: got ['*', 'a'], expected * alone, or names. "),
@@ -90,6 +96,7 @@ def test_settings_that_fit_together(tmp_path):
     fitting = (
         {"grpc_port": 0, "metrics_port": 0, "http_port": 0},
         {"grpc_port": 8002, "metrics_port": None},
+        {"grpc_port": 8002, "grpc_socket": Path("s")},
         {**EXPLICIT, "load_models": ("*",), "trace_endpoint": "https://host:4317"},
         {**ON_DEMAND, "max_loaded": 2, "pinned": ("a", "a")},
         {**EXPLICIT, **TLS, "load_models": ("a", "b"), "tls_client_ca": Path("a")},
@@ -110,9 +117,9 @@ def test_warnings_of_a_server_on_the_network(tmp_path):
         ({}, []),
         ({"host": "localhost"}, []),
         ({"host": "::1"}, []),
-        ({"host": "nano.local"}, ["may call any RPC", "requests and responses can be read"]),
+        ({"host": "nano.local"}, ["may send requests", "requests and responses can be read"]),
         ({"host": "::", "tokens": Path("t")}, ["requests, responses and tokens can be read"]),
-        ({"host": "10.0.0.1", **TLS}, ["may call any RPC"]),
+        ({"host": "10.0.0.1", **TLS}, ["may send requests"]),
         ({"host": "10.0.0.1", **TLS, "tokens": Path("t")}, []),
         ({"host": "10.0.0.1", **TLS, "tls_client_ca": Path("a")}, []),
     ):
@@ -121,14 +128,16 @@ def test_warnings_of_a_server_on_the_network(tmp_path):
         assert all(risk in text for risk, text in zip(risks, warnings, strict=True))
 
 
-def test_every_setting_is_an_option_with_help_and_the_same_default(tmp_path):
+def test_every_setting_is_an_option_with_help_and_the_same_default(tmp_path, monkeypatch):
+    monkeypatch.delenv("FEWHEADS_CACHE", raising=False)
     names = [field.name for field in dataclasses.fields(Settings)]
     assert list(DECLARATIONS) == names
     assert all(re.fullmatch(r"[A-Z].*\.", DECLARATIONS[name].help) for name in names)
     options = {parameter.name: parameter.opts[0] for parameter in serve.params}
-    # These two are not settings of their own.
-    assert (options.pop("no_metrics"), options.pop("as_json")) == ("--no-metrics", "--json")
-    assert (options.pop("repository"), options) == ("repository", {name: option_of(name) for name in names[1:]})
+    # These three are not settings of their own.
+    assert [options.pop(name) for name in ("no_metrics", "as_json", "config")] == ["--no-metrics", "--json", "--config"]
+    expected = {name: DECLARATIONS[name].option_for(name) for name in names}
+    assert options == expected | {"repository": "repository"}
     given = serve.make_context("serve", [str(tmp_path)]).params
     assert (given.pop("no_metrics"), given.pop("as_json")) == (False, False)
     settings = Settings(repository=tmp_path)
@@ -144,7 +153,7 @@ def test_all_errors_are_reported_at_once(tmp_path):
     error = refused(tmp_path, grpc_port=-1, log_level="zz", load_models=("a",), tls_key=tmp_path)
     first, *lines = str(error).splitlines()
     assert first == "4 settings: got wrong values, expected none. Correct each:"
-    options = ["  --grpc-port", "  --log-level", "  --load-model", "  --tls-certificate and --tls-key"]
+    options = ["  --log-level", "  --grpc-port", "  --load-model", "  --tls-certificate and --tls-key"]
     assert [line.partition(": got ")[0] for line in lines] == options
     assert all(line.endswith(".") for line in lines)
 

@@ -21,15 +21,8 @@ from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from edge.pb import telemetry_pb2
 from edge.scheduling.job import expired
-from edge.telemetry.metrics import (
-    _SENSORS,
-    BOARD_METRICS,
-    CONNECTION_METRICS,
-    SERVER_METRICS,
-    board_metrics,
-    families,
-    power_metrics,
-)
+from edge.telemetry.board import _SENSORS, BOARD_METRICS, board_metrics, power_metrics
+from edge.telemetry.metrics import CONNECTION_METRICS, SERVER_METRICS, families
 from edge.telemetry.telemetry import request_metrics
 from tests.support.boards import MODELS, orin_nano, write
 from tests.support.in_process import running_service

@@ -143,7 +143,7 @@ def test_doubtful_settings_are_logged_and_wrong_ones_rejected(tmp_path):
     with secured_servers.logging_server(tmp_path / "repository", log, *arguments):
         pass
     assert f"--tls-certificate {chain}: the TLS certificate has expired" in log.read_text()
-    assert "0.0.0.0 is not a loopback address, and anyone who reaches it may call any RPC" in log.read_text()
+    assert "0.0.0.0 is not a loopback address, and anyone who reaches it may send requests" in log.read_text()
     assert f"--tls-key {key}: users other than its owner may read it" in log.read_text()
     chain, key = Authority(tmp_path).issue()
     line = refusal(fewheads("serve", tmp_path, "--tls-certificate", chain, "--tls-key", key, "--tokens", chain), 2)

@@ -18,8 +18,8 @@ GENERATED = "edge/pb/"
 ORDER = (
     *("errors", "protocol", "datatypes", "files", "child", "instruments", "pb", "runner", "bundles", "runtimes"),
     *("security", "connections", "http", "programs", "scheduling", "repository", "health", "serving"),
-    *("telemetry", "rpc", "grpcio", "http2", "rest", "client", "settings", "assembly", "server", "launch", "bench"),
-    *("cli", "__main__"),
+    *("telemetry", "rpc", "grpcio", "http2", "rest", "client", "page_settings", "settings", "assembly", "exporter"),
+    *("server", "launch", "bench", "cli", "__main__"),
 )
 #: The rooms of export/: a room imports those before it, so no verb imports a paper, and the commands come last.
 EXPORT_ORDER = (
@@ -27,7 +27,7 @@ EXPORT_ORDER = (
     *("report", "generate", "papers", "cli"),
 )
 #: What every room may use of report/, and what uses nothing of rooms but training/.
-EXPORT_LEAVES = {"export.report.drawing", "export.report.table"}
+EXPORT_LEAVES = {"export.report.card", "export.report.drawing", "export.report.table"}
 
 
 class Import(NamedTuple):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from prometheus_client.registry import Collector
 
 from edge.instruments.snapshot import End, Timings
-from edge.telemetry.metrics import metrics_page
+from edge.telemetry.board import metrics_page
 
 
 @dataclass

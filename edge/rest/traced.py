@@ -1,0 +1,42 @@
+"""The spans of HTTP requests."""
+
+from __future__ import annotations
+
+from edge.http.messages import Application, Message, Receive, Scope, Send
+from edge.serving.traces import Traces
+
+
+class Traced:
+    """An application of ASGI whose requests have spans."""
+
+    def __init__(self, app: Application, traces: Traces, route: str) -> None:
+        self._app, self._traces, self._route = app, traces, route
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        named = {"url.scheme": scope["scheme"], "url.path": scope["path"]}
+        # The name under which the client knows the server; on a Unix socket there is no other.
+        host, port = _split(headers.get("host", ""))
+        if host:
+            named["server.address"] = host
+        known = {**named, "server.port": port} if port else named
+        span = self._traces.begin_http(scope["method"], self._route, known, headers)
+        status: int | None = None
+
+        async def watch(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        finally:
+            self._traces.end_http(span, status)
+
+
+def _split(host: str) -> tuple[str, int | None]:
+    """Return name and port of a header ``Host``, the port None if there is none."""
+    name, colon, port = host.rpartition(":")
+    if not colon or not port.isdecimal() or len(port) > 5:
+        return host.strip("[]"), None
+    return name.strip("[]"), int(port)
