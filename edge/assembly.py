@@ -19,6 +19,7 @@ from edge.instruments.sensors import Sensors
 from edge.repository.budget import MemoryBudget
 from edge.repository.control import ModelControl
 from edge.repository.loader import Loader
+from edge.repository.on_demand import OnDemand
 from edge.repository.repository import Repository
 from edge.rpc.limits import MAX_STREAMS, Limits
 from edge.rpc.servicers import InferenceServicer, TelemetryServicer
@@ -89,7 +90,10 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
     cache = CacheBudget(settings.cache_mib * 1024**2) if settings.cache_mib else None
     budget = MemoryBudget(memory, settings.memory_headroom_bytes, scheduler.instances, cache)
     loader = Loader(scheduler, settings.target, settings.cache, options, budget, settings.build)
-    repository = Repository(settings.repository, loader)
+    on_demand = settings.model_control == "on-demand"
+    repository = Repository(settings.repository, loader, on_demand=on_demand, pinned=settings.pinned)
+    control = ModelControl(repository, settings.model_control, settings.watchdog_seconds, settings.max_loaded)
+    models = OnDemand(repository, control)
     health = Health(
         repository,
         scheduler.runs,
@@ -108,6 +112,7 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
         limit=RateLimit(settings.rate_limit) if settings.rate_limit else None,
         traces=traces,
         cache=cache,
+        models=models,
     )
     metadata = Metadata(
         repository,
@@ -115,9 +120,9 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
         health,
         default_timeout_seconds=timeout_seconds,
         extensions=extensions(settings.model_control, shared_memory),
+        models=models,
     )
     streams = Streams(inference, health.draining)
-    control = ModelControl(repository, settings.model_control, settings.watchdog_seconds)
     allow = settings.allow_log_settings
     changes = Extensions(repository, control, shared_memory, logs, traces=traces, allow_log_settings=allow)
     energy = energy_meter(lambda: ServedWork(repository, scheduler))
@@ -144,8 +149,8 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
         from edge.rest.paths import RestApi
         from edge.serving.text_models import TextModels
 
-        models, most_bytes = TextModels(repository), settings.max_message_bytes
-        api = RestApi(inference, streams, metadata, models, changes, access, most_bytes, hosts, traces)
+        text_models, most_bytes = TextModels(repository, models), settings.max_message_bytes
+        api = RestApi(inference, streams, metadata, text_models, changes, access, most_bytes, hosts, traces)
         rest = HttpServer("http", api.application, quota, _MAX_HTTP_CONNECTIONS, certificates)
     if settings.metrics_port is not None:
         from edge.http.server import HttpServer

@@ -81,6 +81,7 @@ class FewheadsError(Exception):
     """
 
     exit_code: ClassVar[int] = 1
+    lacks_memory = False  # of a load: whether it may succeed when another model has been unloaded
 
     def __init__(self, subject: str, *, given: object = NOTHING, expected: str, fix: str) -> None:
         self.subject, self.given = _part("subject", subject), given
@@ -207,7 +208,7 @@ class Overloaded(RequestError):
     """The queue is full, the deadline cannot be met, or another limit of the server is reached.
 
     Attributes:
-        cause: the limit of the queue, ``requests``, ``bytes`` or ``deadline``, or ``cache``; empty for other limits.
+        cause: the limit of the queue, ``requests``, ``bytes`` or ``deadline``, ``cache`` or ``models``; or empty.
         retry_after_ms: when there may be room; 0 if unknown.
     """
 

@@ -37,6 +37,7 @@ class Ready(msgspec.Struct, frozen=True):
     http_port: int | None = None
     grpc_socket: str | None = None  # the path of a Unix socket instead of the port
     http_socket: str | None = None
+    on_demand: tuple[str, ...] = ()  # the models that requests load, as in ``ready``
 
 
 async def serve(settings: Settings, on_ready: Callable[[Ready], None]) -> None:
@@ -99,13 +100,17 @@ async def serve(settings: Settings, on_ready: Callable[[Ready], None]) -> None:
 
 
 async def _load(settings: Settings, parts: Parts) -> None:
-    explicit = settings.model_control == "explicit" and settings.load_models != ("*",)
-    await parts.control.start(settings.load_models if explicit else None)
+    option, only = "--load-model", None  # all
+    if settings.model_control == "on-demand":
+        option, only = "--pin", settings.pinned
+    elif settings.model_control == "explicit" and settings.load_models != ("*",):
+        only = settings.load_models
+    await parts.control.start(only)
     known = {entry.name for entry in parts.repository}
-    for name in settings.load_models if explicit else ():
+    for name in only or ():
         if name not in known:
             expected = f"one of {', '.join(sorted(known)) or 'none at all'}"
-            raise UsageError("--load-model", given=name, expected=expected, fix="Leave it out, or add its bundle.")
+            raise UsageError(option, given=name, expected=expected, fix="Leave it out, or add its bundle.")
     parts.health.accept()
 
 
@@ -125,6 +130,7 @@ def _ready(settings: Settings, parts: Parts, metrics_port: int | None) -> Ready:
         (parts.rest.port or None) if parts.rest else None,
         _path(settings.grpc_socket),
         _path(settings.http_socket),
+        tuple(f"{entry.name}:{entry.version}" for entry in entries if entry.version and entry.on_demand),
     )
 
 

@@ -13,8 +13,9 @@ from edge.scheduling.scheduler import DEFAULT_MAX_QUEUE_BYTES
 from edge.scheduling.tier_selection import POLICIES
 from edge.security.rate import Rate, parse_rate
 
-#: Triton's names for when models are loaded: at the start only, as the repository changes, or on request.
-MODEL_CONTROL_MODES = ("none", "poll", "explicit")
+#: When models are loaded: at the start only, as the repository changes, when a client says so, or at the first request.
+#: The first three are Triton's names.
+MODEL_CONTROL_MODES = ("none", "poll", "explicit", "on-demand")
 #: The libraries that can carry gRPC.
 TRANSPORTS = ("grpcio", "nghttp2")
 #: The version of ngh2 that the extra ``fast`` installs. Its API still changes between releases.
@@ -88,7 +89,10 @@ class Settings(PageSettings):
     )
     strict_readiness: bool = setting(True, "The server is ready only while every bundle is.")
     model_control: str = setting(
-        "none", "Load models at the start only, also as REPOSITORY changes, or on request.", choices=MODEL_CONTROL_MODES
+        "none",
+        "Load models at the start only, also as REPOSITORY changes, when a client says so, or at their first request, "
+        "when the least recently used ones leave where there is no room.",
+        choices=MODEL_CONTROL_MODES,
     )
     poll_seconds: float = setting(15.0, "Time between two checks of REPOSITORY by poll.", least=0.1, most=86400)
     load_models: tuple[str, ...] = setting(
@@ -97,6 +101,20 @@ class Settings(PageSettings):
         unset="none",
         option="--load-model",
         metavar="NAME",
+    )
+    pinned: tuple[str, ...] = setting(
+        (),
+        "With --model-control on-demand: load this model at the start, and keep it; may be repeated.",
+        unset="none",
+        option="--pin",
+        metavar="NAME",
+    )
+    max_loaded: int | None = setting(
+        None,
+        "With --model-control on-demand: models that may be loaded at once, beside what memory allows.",
+        least=1,
+        most=_MAX_INT32,
+        unset="no limit",
     )
     allow_shared_memory: bool = setting(
         False,
@@ -193,6 +211,12 @@ def _broken_rules(settings: Settings) -> Iterator[UsageError]:
     if models and settings.model_control != "explicit":
         fix = "Leave it out: all models are loaded."
         yield wrong("--load-model", Raw(mode), "--model-control explicit", fix)
+    for option, value in (("--pin", settings.pinned), ("--max-loaded", settings.max_loaded)):
+        if value and settings.model_control != "on-demand":
+            yield wrong(option, Raw(mode), "--model-control on-demand", "Leave it out: all models stay loaded.")
+    if settings.max_loaded is not None and settings.pinned and settings.max_loaded <= len(set(settings.pinned)):
+        expected, fix = f"more than the {len(set(settings.pinned))} that --pin keeps", "Raise it, or pin fewer."
+        yield wrong("--max-loaded", settings.max_loaded, expected, fix)
     if "*" in models and len(models) > 1:
         yield wrong("--load-model", list(models), "* alone, or names", "Give one or the other.")
     problem = _ngh2_problem() if settings.transport == "nghttp2" else ""

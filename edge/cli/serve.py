@@ -77,6 +77,8 @@ def _announce(ready: Ready, settings: Settings, as_json: bool) -> None:
     if ready.metrics_port is not None:
         lines.append(f"metrics and a live page on {settings.url(ready.metrics_port)}/")
     lines.append(f"ready: {', '.join(ready.ready) or 'nothing'}")
+    if ready.on_demand:
+        lines.append(f"loaded on demand: {', '.join(ready.on_demand)}")
     for name, reason in ready.unavailable.items():
         lines.append(f"{click.style('not served:', fg='red')} {name}: {reason}")
     click.echo("\n".join(lines), err=True)

@@ -35,7 +35,7 @@ class Health:
     """Readiness and problems of the server, cheap to read on any thread; only the event loop changes what it keeps.
 
     A run of less than ``watchdog_seconds`` is not stuck. With ``strict_readiness``, the server is ready only while
-    every wanted model is.
+    every wanted model is, but for those that are loaded on demand.
     """
 
     def __init__(
@@ -88,12 +88,19 @@ class Health:
         return not self._runs.lost and not self.overdue()
 
     def models_ready(self) -> bool:
-        """Return whether every wanted model is ready."""
-        return all(self.state(entry)[0] == "READY" for entry in self._repository if entry.wanted)
+        """Return whether every wanted model that no request loads is ready."""
+        wanted = (entry for entry in self._repository if entry.wanted and not entry.on_demand)
+        return all(self.state(entry)[0] == "READY" for entry in wanted)
 
     def name_ready(self, name: str) -> bool:
         """Return whether any version of a model is ready."""
-        return any(self.state(entry)[0] == "READY" for entry in self._repository if entry.name == name)
+        return any(self.model_ready(entry) for entry in self._repository if entry.name == name)
+
+    def model_ready(self, entry: Entry) -> bool:
+        """Return whether a version of a model is READY, or would be loaded for a request."""
+        if entry.state == "READY":
+            return self.state(entry)[0] == "READY"
+        return entry.answers and self.server_sound()
 
     def state(self, entry: Entry) -> tuple[State, str]:
         """Return the state and its reason, as clients see them: a READY model with a problem is UNAVAILABLE."""

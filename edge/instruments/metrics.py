@@ -226,6 +226,23 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     _text("fewheads_text_ends_total", "Requests for generated text, by why it ended", _count, labels=_STOPPED),
     _gauge("fewheads_model_ready", "1 when the model accepts requests", lambda model: float(model.ready)),
+    ModelMetric(
+        "fewheads_model_loads_total",
+        "Loads, by their outcome",
+        lambda model: [((outcome,), count) for outcome, count in model.totals.loads.items()],
+        labels=("outcome",),
+    ),
+    ModelMetric(
+        "fewheads_model_load_seconds_total",
+        "Time of successful loads, without builds",
+        lambda model: [((), model.totals.load_ns)],
+        unit="seconds",
+    ),
+    ModelMetric(
+        "fewheads_model_evictions_total",
+        "Evictions for other models",
+        lambda model: [((), model.totals.evictions)],
+    ),
     _gauge(
         "fewheads_model_load_memory_bytes", "Growth of the process at load", attrgetter("load_memory_bytes"), "bytes"
     ),

@@ -139,6 +139,9 @@ class Snapshot:
     drops: dict[tuple[str, str], int] = field(default_factory=Counter)  # by reason and place
     tiers: dict[tuple[str, str], int] = field(default_factory=Counter)  # by tier and reason
     counted: dict[str, Counted] = field(default_factory=dict)  # by the name of a RequestMetric
+    loads: dict[str, int] = field(default_factory=Counter)  # by their outcome, ``ready`` or ``failed``
+    load_ns: int = 0  # of those that ended well, without builds
+    evictions: int = 0
 
     @property
     def fail(self) -> int:
@@ -153,6 +156,7 @@ class Snapshot:
             batches={rows: replace(totals) for rows, totals in self.batches.items()},
             drops=dict(self.drops),
             tiers=dict(self.tiers),
+            loads=dict(self.loads),
             counted={
                 name: {key: value.copy() if isinstance(value, Histogram) else value for key, value in of.items()}
                 for name, of in self.counted.items()

@@ -111,6 +111,17 @@ class ModelStatistics:
             if place:
                 now.drops[reason, place] += 1
 
+    def loaded(self, load_ns: int | None) -> None:
+        """Count a load and its time without builds; None of one that failed."""
+        with self._lock:
+            self._now.loads["failed" if load_ns is None else "ready"] += 1
+            self._now.load_ns += load_ns or 0
+
+    def evicted(self) -> None:
+        """Count an eviction."""
+        with self._lock:
+            self._now.evictions += 1
+
     def snapshot(self) -> Snapshot:
         """Return a consistent copy."""
         with self._lock:

@@ -86,13 +86,15 @@ class MemoryBudget:
         reasons = [f"{_mib(needed)} {source}"] + [f"{_mib(texts)} for keys and values"] * bool(cache)
         others = f", of which {_mib(self._reserved)} are for others that are being loaded" if self._reserved else ""
         headroom = f"{_mib(self._headroom_bytes)} to be kept free"
-        raise LoadFailed(
+        lacking = LoadFailed(
             f"memory for {bundle.manifest.name}:{bundle.manifest.version}",
             given=Raw(f"{_mib(available.size_bytes)} available ({available.source}){others}"),
             expected=f"{_mib(total)}: {', '.join(reasons)}, and {headroom}",
             fix="Unload another model, serve fewer tiers or instances, or lower --memory-headroom-bytes"
             + (" or --cache-mib." if cache else "."),
         )
+        lacking.lacks_memory = True
+        raise lacking
 
 
 def _key(bundle: Bundle) -> str:

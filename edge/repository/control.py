@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from functools import partial
 from operator import itemgetter
@@ -27,11 +27,12 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from edge.bundles.bundle import Bundle
-from edge.errors import FewheadsError, LoadFailed, ModelNotReady, Raw, Unsupported
+from edge.errors import FewheadsError, LoadFailed, ModelNotReady, Overloaded, Raw, Unsupported
 from edge.repository.entry import Entry
 from edge.repository.loader import load_limit_seconds
 from edge.repository.model import Model
 from edge.repository.repository import Key, Repository, load_error, name_of
+from edge.repository.room import Room
 from edge.runtimes.build_child import stopped
 
 log = logging.getLogger(__name__)
@@ -47,14 +48,14 @@ _STOP_SECONDS = 2.0
 
 
 class _Load:
-    """A load of a bundle, on a thread of its own."""
+    """A load of a bundle, on a thread of its own; ``on_demand`` says that it is for requests."""
 
-    def __init__(self, bundle: Bundle) -> None:
-        self.bundle = bundle
-        self.task: asyncio.Task[None] | None = None
+    def __init__(self, bundle: Bundle, on_demand: bool) -> None:
+        self.bundle, self.on_demand = bundle, on_demand
+        self.task: asyncio.Task[FewheadsError | None] | None = None
         self.unwanted = threading.Event()  # set, it ends a build
         self._stopped_at = math.inf
-        self._began = time.monotonic()  # infinite during a build, which reports its progress and may take long
+        self._began = time.monotonic()  # infinite while it reports what it waits for, such as a build
 
     def stop(self) -> None:
         self._stopped_at = min(self._stopped_at, time.monotonic())
@@ -71,12 +72,15 @@ class ModelControl:
     """Loads, reloads and unloads models without losing a request.
 
     Args:
-        mode: ``none``, ``poll`` or ``explicit``.
+        mode: ``none``, ``poll``, ``explicit`` or ``on-demand``.
         watchdog_seconds: the least limit for a load; nothing waits for one that takes longer
             (:func:`edge.repository.loader.load_limit_seconds`).
+        max_loaded: the most models that are loaded at once, if they are loaded on demand; None is no limit.
     """
 
-    def __init__(self, repository: Repository, mode: str, watchdog_seconds: float = math.inf) -> None:
+    def __init__(
+        self, repository: Repository, mode: str, watchdog_seconds: float = math.inf, max_loaded: int | None = None
+    ) -> None:
         self.mode, self._watchdog_seconds = mode, watchdog_seconds
         self.stopping = False
         self._repository = repository
@@ -89,6 +93,9 @@ class ModelControl:
         #: The number of unloads of a name that stop its loads and do not hold the name's lock yet.
         self._unwanted: Counter[str] = Counter()
         self._started = asyncio.Event()
+        self.room: Room | None = None
+        if mode == "on-demand":
+            self.room = Room(repository, max_loaded, lambda name: self._lock(name).locked(), self._evict)
 
     async def start(self, only: Collection[str] | None = None) -> None:
         """Load the models of the directory, those that must be built last. One that fails stops no other.
@@ -98,8 +105,8 @@ class ModelControl:
         await asyncio.to_thread(self._repository.loader.check_cache)
         if self.mode == "poll":
             await asyncio.to_thread(self._directory.changes)
-        keys = await asyncio.to_thread(self._directory.keys)
-        names = {path: name_of(path, key) for path, key in keys.items()}
+        manifests = await asyncio.to_thread(self._directory.manifests)
+        names = {path: name_of(path, found) for path, found in manifests.items()}
         bundles = {
             path: await asyncio.to_thread(self._directory.read, path, name)
             for path, name in names.items()
@@ -108,7 +115,7 @@ class ModelControl:
         taken: dict[Key, Path] = {}
         # All of them are LOADING before the first is loaded, so that no client gets NOT_FOUND for a model to come.
         pending = [self._repository.enter(names[path], path, bundle, taken) for path, bundle in bundles.items()]
-        self._repository.list_unloaded(keys)
+        self._repository.list_unloaded(manifests)
         unbuilt = self._repository.loader.needs_build
         readable = [(await asyncio.to_thread(unbuilt, bundle), entry, bundle) for entry, bundle in pending if bundle]
         for _, entry, bundle in sorted(readable, key=itemgetter(0)):
@@ -125,10 +132,18 @@ class ModelControl:
 
     def check_explicit(self, method: str) -> None:
         """Raise Unsupported unless clients may load and unload models."""
-        if self.mode != "explicit":
+        if self.mode not in ("explicit", "on-demand"):
             given = Raw(f"a server with --model-control {self.mode}")
             fix = "Start it with `fewheads serve --model-control explicit`."
             raise Unsupported(method, given=given, expected="--model-control explicit", fix=fix)
+
+    async def load_on_demand(self, entry: Entry) -> Overloaded | None:
+        """Load one version of a model for requests, once there is room; return the error if none can be made.
+
+        If the load fails, the entry has the reason. Nothing is loaded if no request waits when its turn comes, or if
+        it was loaded or withdrawn meanwhile. Raise a ModelNotReady if the server is shutting down.
+        """
+        return await self._run(self._load_on_demand(entry))
 
     async def load_model(self, name: str) -> None:
         """Load, or load again, every version of a model that is in the directory now.
@@ -147,7 +162,8 @@ class ModelControl:
     async def unload_model(self, name: str) -> None:
         """Reject further requests to a model, stop its load, and close it after its last request.
 
-        An unknown name is no error. Raise ModelNotReady if the server is shutting down.
+        An unknown name is no error. A model that is loaded on demand is not loaded again until :meth:`load_model`.
+        Raise ModelNotReady if the server is shutting down.
         """
         self._unwanted[name] += 1
         for entry, load in self._loads.items():
@@ -157,8 +173,8 @@ class ModelControl:
 
     async def list_unloaded(self) -> None:
         """Update the list of bundles in the directory that are not loaded."""
-        if self.mode == "explicit" and self._started.is_set():
-            self._repository.list_unloaded(await asyncio.to_thread(self._directory.keys))
+        if self.mode in ("explicit", "on-demand") and self._started.is_set():
+            self._repository.list_unloaded(await asyncio.to_thread(self._directory.manifests))
 
     async def poll(self, seconds: float) -> None:
         """Load new and changed bundles and unload removed ones every ``seconds``, until :meth:`close`.
@@ -185,8 +201,7 @@ class ModelControl:
         """Await an operation. If the caller is cancelled, as when its client disconnects, the operation goes on."""
         if self._closing.is_set():
             operation.close()
-            given = Raw("a server that is shutting down")
-            raise ModelNotReady("server", given=given, expected="READY", fix="Use another server.")
+            raise _shutting_down()
         task = asyncio.create_task(operation)
         self._operations.add(task)
         task.add_done_callback(self._ended)
@@ -215,26 +230,42 @@ class ModelControl:
             fix = "RepositoryIndex gives the reason. The models that served before still do."
             raise LoadFailed(subject, given=given, expected="bundles that can be served", fix=fix)
 
+    async def _load_on_demand(self, entry: Entry) -> Overloaded | None:
+        await self._started.wait()
+        async with self._lock(entry.name):
+            if self.stopping:
+                raise _shutting_down()
+            if entry.model or entry.withdrawn:
+                return None
+            content = await asyncio.to_thread(self._directory.read, entry.path, entry.name)
+            if isinstance(content, FewheadsError):
+                entry.loading(entry.path)
+                entry.failed(content)
+                return None
+            entered, bundle = self._repository.enter(entry.name, entry.path, content, {})
+            failure = await self._replace(entered, bundle, on_demand=True) if bundle else None
+            return failure if isinstance(failure, Overloaded) else None
+
     async def _actual_names(self, name: str) -> list[str]:
         """Return a name, and those of the bundles that could not be read before and were listed under it."""
         unread = {entry.path for entry in self._repository.named(name) if not entry.version}
-        keys = await asyncio.to_thread(self._directory.keys) if unread else {}
-        unread_keys = [key for path, key in keys.items() if path in unread]
-        return sorted({name, *(key[0] for key in unread_keys if not isinstance(key, FewheadsError))})
+        manifests = await asyncio.to_thread(self._directory.manifests) if unread else {}
+        read = [found for path, found in manifests.items() if path in unread and not isinstance(found, FewheadsError)]
+        return sorted({name, *(manifest.name for manifest in read)})
 
     async def _follow(self) -> None:
         if not (changed := await asyncio.to_thread(self._directory.changes)):
             return
-        keys = await asyncio.to_thread(self._directory.keys)
+        manifests = await asyncio.to_thread(self._directory.manifests)
         names = {entry.name for entry in self._repository if entry.path in changed}
-        names |= {name_of(path, keys[path]) for path in changed & keys.keys()}
+        names |= {name_of(path, manifests[path]) for path in changed & manifests.keys()}
         for name in sorted(names):
             async with self._lock(name):
                 await self._synchronise(name, await self._paths_of(name), changed)
 
     async def _paths_of(self, name: str) -> list[Path]:
         expected = [entry.path for entry in self._repository.named(name) if entry.model]
-        return self._repository.paths_of(name, await asyncio.to_thread(self._directory.keys, expected))
+        return self._repository.paths_of(name, await asyncio.to_thread(self._directory.manifests, expected))
 
     async def _synchronise(self, name: str, paths: Collection[Path], changed: Collection[Path]) -> dict[str, str]:
         """Make the loaded versions of a model those of its directories; return the reason of each that failed.
@@ -260,11 +291,14 @@ class ModelControl:
                     self._repository.forget(entry)
         return failures
 
-    async def _replace(self, entry: Entry, bundle: Bundle) -> None:
-        """Load a bundle, or wait for a load of the same files; return when it has ended, or takes too long."""
+    async def _replace(self, entry: Entry, bundle: Bundle, *, on_demand: bool = False) -> FewheadsError | None:
+        """Load a bundle, or wait for a load of the same files; return when it has ended, or takes too long.
+
+        The result is the error of a load that failed, or for which there was no room.
+        """
         load = self._loads.get(entry)
         if not load or load.bundle.manifest != bundle.manifest:
-            load = self._loads[entry] = _Load(bundle)
+            load = self._loads[entry] = _Load(bundle, on_demand)
             load.task = asyncio.create_task(self._load_bundle(entry, load))
         if self.stopping or entry.name in self._unwanted:
             load.stop()
@@ -273,14 +307,17 @@ class ModelControl:
         while not load.is_late(limit_seconds):
             await asyncio.wait({load.task}, timeout=_LOOK_SECONDS)
             if load.task.done():
-                load.task.result()  # raises what interrupted it
-                return
+                return load.task.result()  # or raise what interrupted it
         subject, expected = f"bundle {bundle.path}", f"one within {limit_seconds:.1f} s"
         given, fix = Raw("no end of its load yet"), "It goes on. If it never ends, look at its golden inputs."
         late = LoadFailed(subject, given=given, expected=expected, fix=fix)
-        entry.failed(stopped(subject) if load.unwanted.is_set() else late)
+        if self.room:
+            self.room.end_turn(entry)
+        late = stopped(subject) if load.unwanted.is_set() else late
+        entry.failed(late)
+        return late
 
-    async def _load_bundle(self, entry: Entry, load: _Load) -> None:
+    async def _load_bundle(self, entry: Entry, load: _Load) -> FewheadsError | None:
         loop = asyncio.get_running_loop()
 
         def building(progress: str) -> None:
@@ -291,21 +328,41 @@ class ModelControl:
         def report(progress: str) -> None:
             loop.call_soon_threadsafe(building, progress)
 
+        loader = self._repository.loader
+        work = partial(loader.load_model, load.bundle, report, load.unwanted)
         model, failure = None, None
         try:
-            model = await _on_thread(partial(self._repository.loader.load_model, load.bundle, report, load.unwanted))
+            if self.room:
+                build = _on_thread(partial(loader.build_model, load.bundle, report, load.unwanted))
+                loading = partial(_on_thread, partial(work, evicts=True))
+                model = await self.room.load_model(entry, build, loading, building, load.unwanted, load.on_demand)
+            else:
+                model = await _on_thread(work)
         except Exception as error:
             failure = load_error(load.bundle.path, error)
         if self._loads.get(entry) is not load or entry not in self._repository:  # unloaded or loaded again meanwhile
             if model:
                 await self._close(model)
-            return
+            return failure
         del self._loads[entry]
         entry.loading(load.bundle.path)  # it is not, if this took too long
-        if failure:
+        if entry.on_demand and not entry.model and (isinstance(failure, Overloaded) or not (failure or model)):
+            entry.unloaded(str(failure or "not loaded"))  # the bundle may be sound
+        elif failure:
             entry.failed(failure)
         elif model and (replaced := entry.loaded(model)):
             await self._close(replaced)
+        return failure
+
+    async def _evict(self, entry: Entry, successor: Entry) -> None:
+        reason = f"evicted for {successor.name}:{successor.version}; a request loads it again"
+        lock = self._lock(entry.name)
+        # Whoever holds it is the load of the successor, or one that waits until this is done.
+        async with nullcontext() if lock.locked() else lock:
+            await self._close(entry.unloading(reason))
+            entry.unloaded(reason)
+        entry.statistics.evicted()
+        log.info("%s %s: %s", entry.name, entry.version, reason)
 
     async def _unload_all(self, name: str) -> None:
         await self._started.wait()
@@ -313,6 +370,7 @@ class ModelControl:
             self._unwanted -= Counter((name,))
             for entry in self._repository.named(name):
                 await self._unload(entry, "unloaded")
+                entry.withdrawn = True
 
     async def _unload(self, entry: Entry, reason: str) -> None:
         if load := self._loads.pop(entry, None):
@@ -332,6 +390,11 @@ class ModelControl:
 
     def _lock(self, name: str) -> asyncio.Lock:
         return self._locks.setdefault(name, asyncio.Lock())
+
+
+def _shutting_down() -> ModelNotReady:
+    given = Raw("a server that is shutting down")
+    return ModelNotReady("server", given=given, expected="READY", fix="Use another server.")
 
 
 async def _on_thread(work: Callable[[], T]) -> T:

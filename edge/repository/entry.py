@@ -12,40 +12,61 @@ Each arrow is a method of :class:`Entry`. A READY entry stays READY while it is 
 ``loaded()`` replaces it, and goes on after ``failed()``. ``building()`` only changes the reason. Repeating
 ``loading()`` while LOADING, or ``unloaded()`` while UNAVAILABLE, changes no state. Every other call raises a
 RuntimeError.
+
+An entry that is loaded on demand answers requests while it is not READY, too: the first one loads it. After a failed
+load it refuses requests until a pause is over, which doubles with each failure.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
-from edge.errors import FewheadsError
+from edge.bundles.manifest import Manifest
+from edge.errors import FewheadsError, ModelNotReady, Whole, elided
 from edge.instruments.statistics import ModelStatistics
 from edge.repository.model import Model
 
 log = logging.getLogger(__name__)
 
 State = Literal["LOADING", "READY", "UNAVAILABLE", "UNLOADING"]
+#: Between a failed load and the next one that a request may cause: at first, and at most.
+_PAUSE_SECONDS: Final = (1.0, 60.0)
+_MOST_REASON_CHARS: Final = 800
 
 
 class Entry:
     """One version of a model, UNAVAILABLE at first. The event loop changes it by its methods, any thread may read it.
 
-    Where the bundle cannot be read, ``name`` is that of its directory, and ``version`` is empty.
+    Where the bundle cannot be read, ``name`` is that of its directory, and ``version`` is empty. With ``on_demand``, a
+    request loads it, and it is unloaded where another model needs its memory.
     """
 
     def __init__(
-        self, path: Path, name: str, version: str, reason: str = "", *, on_change: Callable[[], None] = lambda: None
+        self,
+        path: Path,
+        name: str,
+        version: str,
+        reason: str = "",
+        *,
+        on_demand: bool = False,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        self.name, self.version = name, version
+        self.name, self.version, self.on_demand = name, version, on_demand
         self.statistics = ModelStatistics()  # of all models that have served under this name and version
         self.path = path  # the directory that it was last loaded from
         self.state: State = "UNAVAILABLE"
         self.wanted = False  # whether it should be READY: from :meth:`loading` to :meth:`unloaded`
         self.model: Model | None = None  # the model that serves; None unless READY
-        self.progress = ""  # of a build that the load waits for; empty without one
+        self.loaded_at = 0.0  # when a model became READY, in ``time.monotonic()`` seconds
+        self.progress = ""  # of what the load waits for, such as a build; empty without it
+        self.manifest: Manifest | None = None  # of the bundle when it was last read
+        self.withdrawn = False  # whether a client has unloaded it, so that no request loads it
+        self._failures, self._pause_until = 0, 0.0  # since it was last READY; in ``time.monotonic()`` seconds
+        self._listed_at = int(time.time())
         self._reason, self._on_change = reason, on_change
 
     @property
@@ -53,16 +74,35 @@ class Entry:
         """The reason why it is not READY, or why its model is not the bundle at :attr:`path`; otherwise empty."""
         return self.progress or self._reason
 
+    @property
+    def answers(self) -> bool:
+        """Whether it answers requests: it is READY, or loaded when one comes, and its last load has not failed."""
+        return self.state == "READY" or (self.on_demand and not self.withdrawn and not self._failures)
+
+    @property
+    def created(self) -> int:
+        """When its model was loaded, or where there is none, when it was listed, in seconds since 1970."""
+        return self.model.loaded_at if self.model else self._listed_at
+
+    def refusal(self) -> ModelNotReady | None:
+        """Return the error of a request, without a model, that may not load it before the pause is over."""
+        left = self._pause_until - time.monotonic()
+        if left <= 0:
+            return None
+        given = Whole(elided(self.reason, _MOST_REASON_CHARS))
+        fix = f"A request in {left:.1f} s or later loads it again."
+        return ModelNotReady(f"model {self.name!r}", given=given, expected="a bundle that can be loaded", fix=fix)
+
     def loading(self, path: Path) -> None:
         """Start to load a bundle."""
         self._check("loading", "UNAVAILABLE", "LOADING", "READY")
-        self.path, self.wanted = path, True
+        self.path, self.wanted, self.withdrawn = path, True, False
         if not self.model:
             self.state, self._reason = "LOADING", ""
         self._on_change()
 
     def building(self, progress: str) -> None:
-        """Report the progress of a build that the load waits for."""
+        """Report the progress of what the load waits for."""
         self._check("building", "LOADING", "READY")
         if progress != self.progress:
             self.progress = progress
@@ -73,6 +113,8 @@ class Entry:
         self._check("loaded", "LOADING", "READY")
         replaced, self.model = self.model, model
         self.state, self._reason, self.progress = "READY", "", ""
+        self._failures, self.loaded_at = 0, time.monotonic()
+        self.statistics.loaded(model.load_ns)
         differences = ", ".join(f"{diff:.3g} ({tier})" for tier, diff in model.golden_diffs.items())
         text = "%s %s is ready on %s; its golden outputs differ at most by %s"
         log.info(text, self.name, self.version, model.runner.platform, differences)
@@ -84,8 +126,12 @@ class Entry:
         self._check("failed", "LOADING", "READY")
         log.error("%s cannot be served: %s", self.path.name, error)
         self._reason, self.progress = str(error), ""
+        self.statistics.loaded(None)
         if not self.model:
             self.state = "UNAVAILABLE"
+            first, most = _PAUSE_SECONDS
+            self._pause_until = time.monotonic() + min(first * 2**self._failures, most)
+            self._failures = min(self._failures + 1, 30)
         self._on_change()
 
     def unloading(self, reason: str) -> Model:
@@ -100,7 +146,7 @@ class Entry:
     def unloaded(self, reason: str) -> None:
         """Record that there is no model, and that none is wanted."""
         self._check("unloaded", "UNLOADING", "LOADING", "UNAVAILABLE")
-        self.state, self._reason, self.wanted = "UNAVAILABLE", reason, False
+        self.state, self._reason, self.progress, self.wanted = "UNAVAILABLE", reason, "", False
         self._on_change()
 
     def _check(self, transition: str, *states: State) -> None:

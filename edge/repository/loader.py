@@ -7,14 +7,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import Role
-from edge.errors import BackendError, UsageError
+from edge.errors import BackendError, BundleError, GoldenError, LoadFailed, RunnerError, UsageError
 from edge.instruments.memory import MemorySampler
 from edge.repository.budget import MemoryBudget
 from edge.repository.model import Model
@@ -95,18 +95,44 @@ class Loader:
         except Exception:  # the load reports it
             return False
 
+    def build_model(self, bundle: Bundle, progress: ReportProgress, stop: threading.Event) -> None:
+        """Build what the first runtime of the target lacks, so that :meth:`load_model` takes seconds.
+
+        What fails is left to that. Raise a LoadFailed if ``stop`` was set.
+        """
+        if self.needs_build(bundle):
+            runtime = choose(self._target)
+            with suppress(BackendError, BundleError, GoldenError, RunnerError):
+                self._build_all(runtime, bundle, self._unbuilt(runtime, bundle), progress, stop)
+
     def load_model(
-        self, bundle: Bundle, progress: ReportProgress = lambda text: None, stop: threading.Event | None = None
+        self,
+        bundle: Bundle,
+        progress: ReportProgress = lambda text: None,
+        stop: threading.Event | None = None,
+        *,
+        evicts: bool = False,
     ) -> Model:
         """Return a model whose every tier has reproduced its golden set and has been timed.
 
-        This takes seconds, and minutes with a build, which reports its ``progress`` and ends when ``stop`` is set.
+        This takes seconds, and minutes with a build, which reports its ``progress`` and ends when ``stop`` is set. A
+        caller that ``evicts`` others gets the error of a runtime that lacks memory, and not the next runtime's model.
 
         Raises:
             LoadFailed: the model does not fit into the memory, or ``stop`` was set during a build.
             FewheadsError: as :func:`edge.runtimes.build.load_runner`. Nothing stays loaded.
         """
-        load = partial(self._load_with, bundle=bundle, progress=progress, stop=stop or threading.Event())
+
+        def load(runtime: Runtime) -> Model:
+            try:
+                return self._load_with(runtime, bundle, progress, stop or threading.Event())
+            except BackendError as error:
+                if not (evicts and error.lacks_memory):
+                    raise
+                lacking = LoadFailed(error.subject, given=error.given, expected=error.expected, fix=error.fix)
+                lacking.lacks_memory = True
+                raise lacking from error
+
         return first_that_works(self._target, str(bundle.path), load)
 
     def _load_with(self, runtime: Runtime, bundle: Bundle, progress: ReportProgress, stop: threading.Event) -> Model:
@@ -171,7 +197,7 @@ class Loader:
             self._building.release()
 
     def _load(self, runtime: Runtime, bundle: Bundle) -> Model:
-        memory = MemorySampler()
+        memory, begun_ns = MemorySampler(), time.perf_counter_ns()
         before = memory.process_rss_bytes()
         files: dict[tuple[str, Role], Loaded] = {}
         with self._budget.reserved(bundle, runtime) if self._budget else nullcontext(), ExitStack() as failed:
@@ -186,6 +212,7 @@ class Loader:
             self._call(runtime, bundle, model.measure)
             failed.pop_all()
         _trim_memory()  # the memory of the file and of its optimisation
+        model.load_ns = time.perf_counter_ns() - begun_ns
         return model
 
     def _call(self, runtime: Runtime, bundle: Bundle, work: Callable[[], T]) -> T:

@@ -57,6 +57,7 @@ class Model:
         chooses: whether the selector decides on requests that name neither a tier nor a policy.
         checks_values: whether requests are checked for more than that; see :meth:`wrong_values`.
         load_memory_bytes: growth of the process while it was loaded, which the loader sets.
+        load_ns: how long that took, without builds, which the loader sets, too.
         loaded_at: when it was loaded, in seconds since 1970.
     """
 
@@ -81,7 +82,7 @@ class Model:
             self.golden_diffs[tier] = max(loaded.golden_report.max_abs_diff, self.golden_diffs.get(tier, 0.0))
         self.instances = options.instances
         self.use = UseCount()
-        self.load_memory_bytes = 0
+        self.load_memory_bytes = self.load_ns = 0
         self.loaded_at = int(time.time())
         self.step = preprocessor(bundle)
         self.derived = {derived.output.name: derived for derived in postprocessors(bundle.manifest)}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edge.bundles import manifest_file
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import MANIFEST_NAME
+from edge.bundles.manifest import MANIFEST_NAME, Manifest
 from edge.errors import (
     BundleError,
     FewheadsError,
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 #: Name and version of a model.
 Key = tuple[str, str]
+#: What a directory of a bundle has: its manifest, or the error of one that cannot be read.
+Found = Manifest | FewheadsError
 
 #: A directory that is replaced by renaming is missing for a moment.
 _RENAME_SECONDS = 0.2
@@ -60,14 +62,14 @@ class Directory:
             fix = "Mount it, or change its mode."
             raise UsageError(f"repository {self.path}", given=given, expected=expected, fix=fix) from None
 
-    def keys(self, expected: Collection[Path] = ()) -> dict[Path, Key | FewheadsError]:
-        """Return the model that each bundle's manifest names, or the error of a manifest that cannot be read.
+    def manifests(self, expected: Collection[Path] = ()) -> dict[Path, Found]:
+        """Return the manifest of each bundle, or the error of one that cannot be read.
 
         If one of the directories ``expected`` is missing, this waits a moment for its replacement.
         """
         if not all(path.is_dir() for path in expected):
             time.sleep(_RENAME_SECONDS)
-        return {path: _key(path) for path in self.bundles()}
+        return {path: _manifest(path) for path in self.bundles()}
 
     @staticmethod
     def read(path: Path, name: str) -> Bundle | FewheadsError:
@@ -101,17 +103,16 @@ def load_error(path: Path, error: Exception) -> FewheadsError:
     return BundleError(f"bundle {path}", given=given, expected=expected, fix="The server's log has the traceback.")
 
 
-def name_of(path: Path, key: Key | FewheadsError) -> str:
+def name_of(path: Path, found: Found) -> str:
     """Return the name of the model in a directory, which is that of the directory if the manifest cannot be read."""
-    return printable(path.name) if isinstance(key, FewheadsError) else key[0]
+    return printable(path.name) if isinstance(found, FewheadsError) else found.name
 
 
-def _key(path: Path) -> Key | FewheadsError:
+def _manifest(path: Path) -> Found:
     try:
-        manifest = manifest_file.read(path, f"bundle {path}")
+        return manifest_file.read(path, f"bundle {path}")
     except Exception as error:
         return load_error(path, error)
-    return manifest.name, str(manifest.version)
 
 
 def _stamp(path: Path) -> _Stamp:
@@ -123,10 +124,24 @@ def _stamp(path: Path) -> _Stamp:
         return frozenset()
 
 
-class Repository:
-    """The entries of all bundles in a :class:`Directory`. The event loop changes them, any thread may read them."""
+class NotLoaded(Exception):
+    """A request needs a model that is loaded on demand, and is not."""
 
-    def __init__(self, directory: Path, loader: Loader) -> None:
+    def __init__(self, entry: Entry) -> None:
+        super().__init__(entry.name)
+        self.entry = entry
+
+
+class Repository:
+    """The entries of all bundles in a :class:`Directory`. The event loop changes them, any thread may read them.
+
+    With ``on_demand``, requests load the models, but those named in ``pinned``.
+    """
+
+    def __init__(
+        self, directory: Path, loader: Loader, *, on_demand: bool = False, pinned: Collection[str] = ()
+    ) -> None:
+        self._on_demand, self._pinned = on_demand, pinned
         self.directory = Directory(directory)
         self.loader = loader
         #: Called on the event loop after every change of an entry or of the set of entries.
@@ -144,7 +159,7 @@ class Repository:
         return [entry for entry in self._entries if entry.name == name]
 
     def find(self, name: str, version: str) -> Entry:
-        """Return the entry of a version of a model; without a version, the highest READY one, or else the highest.
+        """Return the entry of a version of a model; without a version, the highest that answers, or else the highest.
 
         Raises:
             InvalidRequest: the version is not a positive integer.
@@ -167,12 +182,19 @@ class Repository:
         if not entries:
             expected = f"one of: {', '.join(entry.version for entry in readable)}"
             raise NotFound(f"version of model {name!r}", given=version, expected=expected, fix=fix)
-        ready = [entry for entry in entries if entry.state == "READY"]
-        return (ready or entries)[-1]
+        # The first comparison is the only one that a request to a loaded model needs.
+        return ([entry for entry in entries if entry.state == "READY" or entry.answers] or entries)[-1]
 
     def ready(self, name: str, version: str) -> tuple[Entry, Model]:
-        """Return an entry and its model; raise as :meth:`find`, and for a model that is not loaded or not READY."""
+        """Return an entry and its model; raise as :meth:`find`, and for a model that is not loaded or not READY.
+
+        Raise NotLoaded for one that the request may load.
+        """
         entry = self.find(name, version)
+        if entry.on_demand and not entry.withdrawn and not entry.model:
+            if refusal := entry.refusal():
+                raise refusal
+            raise NotLoaded(entry)
         if not entry.wanted:
             given, fix = Raw("one that is not loaded"), "RepositoryModelLoad loads it."
             raise NotFound(f"model {name!r}", given=given, expected="a loaded one", fix=fix)
@@ -188,18 +210,18 @@ class Repository:
         given = Raw("a name that no bundle has")
         return NotFound(subject, given=given, expected=f"one of: {known}", fix=fix)
 
-    def paths_of(self, name: str, keys: Mapping[Path, Key | FewheadsError]) -> list[Path]:
-        """Return the directories of a model; ``keys`` is the result of :meth:`Directory.keys`.
+    def paths_of(self, name: str, manifests: Mapping[Path, Found]) -> list[Path]:
+        """Return the directories of a model; ``manifests`` is the result of :meth:`Directory.manifests`.
 
         A directory that cannot be read belongs to the models that were read from it before, or else to the model of
         its own name.
         """
         names = {(entry.path, entry.name) for entry in self._entries}
-        unread = {entry.path for entry in self._entries if isinstance(keys.get(entry.path), FewheadsError)}
+        unread = {entry.path for entry in self._entries if isinstance(manifests.get(entry.path), FewheadsError)}
         return [
             path
-            for path, key in keys.items()
-            if ((path, name) in names if path in unread else name == name_of(path, key))
+            for path, found in manifests.items()
+            if ((path, name) in names if path in unread else name == name_of(path, found))
         ]
 
     def enter(
@@ -215,6 +237,7 @@ class Repository:
             first = taken.setdefault(key, path)
             if first == path:
                 entry = self._entry(path, key)
+                entry.manifest = content.manifest
                 entry.loading(path)
                 return entry, content
             expected = f"each name and version once; {first.name} has it too"
@@ -228,25 +251,35 @@ class Repository:
 
     def _entry(self, path: Path, key: Key) -> Entry:
         same = [entry for entry in self._entries if (entry.name, entry.version) == key]
-        entry = same[0] if same else Entry(path, *key, on_change=self._changed)
+        entry = same[0] if same else self._new(path, *key)
         gone = [other for other in self._entries if other.path == path and other.state == "UNAVAILABLE"]
         self._set([*(other for other in self._entries if other not in (*gone, entry)), entry])
         return entry
 
-    def list_unloaded(self, keys: Mapping[Path, Key | FewheadsError]) -> None:
-        """Enter the bundles that are not loaded, and forget those that are gone; ``keys`` as in :meth:`paths_of`."""
-        entries = [entry for entry in self._entries if entry.wanted or entry.path in keys]
+    def list_unloaded(self, manifests: Mapping[Path, Found]) -> None:
+        """Enter the bundles that are not loaded, and forget those that are gone; the argument is as in
+        :meth:`paths_of`.
+        """
+        entries = [entry for entry in self._entries if entry.wanted or entry.path in manifests]
         known = {entry.path for entry in entries}
-        for path, key in keys.items():
-            if path not in known:
-                version, reason = ("", str(key)) if isinstance(key, FewheadsError) else (key[1], "not loaded")
-                entries.append(Entry(path, name_of(path, key), version, reason, on_change=self._changed))
+        for path, found in manifests.items():
+            if path in known:
+                continue
+            if isinstance(found, FewheadsError):
+                entries.append(self._new(path, name_of(path, found), "", str(found)))
+            else:
+                entries.append(self._new(path, found.name, str(found.version), "not loaded"))
+                entries[-1].manifest = found
         self._set(entries)
         self.listed = True
 
     def forget(self, entry: Entry) -> None:
         """Remove an entry without a model."""
         self._set([other for other in self._entries if other is not entry])
+
+    def _new(self, path: Path, name: str, version: str, reason: str = "") -> Entry:
+        on_demand = self._on_demand and name not in self._pinned
+        return Entry(path, name, version, reason, on_demand=on_demand, on_change=self._changed)
 
     def _set(self, entries: list[Entry]) -> None:
         before = self._entries

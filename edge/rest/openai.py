@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from edge.repository.entry import Entry
 from edge.rest.completions import Choices, completion_of
 from edge.rest.endpoint import Endpoints, failed, unless_gone
 from edge.rest.json_messages import INLINE_JSON_BYTES, parse
@@ -78,8 +79,9 @@ class OpenAiApi:
             completion = await unless_gone(request, reading)
         else:
             completion = completion_of(parse(body))
-        answers = Choices(completion, self._models.find(completion.model, TextGenerator))
-        self._service.admit()
+        self._service.admit()  # before a model is loaded for it
+        model = await unless_gone(request, self._models.find(completion.model, TextGenerator))
+        answers = Choices(completion, model)
         if completion.stream:
             return EventStream(request, lambda send: self._stream(answers, completion.include_usage, send))
         choices: list[dict[str, Any]] = []
@@ -95,11 +97,11 @@ class OpenAiApi:
 
     def models(self, request: Request) -> object:
         """Return the models that read texts, and what each does."""
-        return {"object": "list", "data": [_described(model) for model in self._models]}
+        return {"object": "list", "data": [_described(*listed) for listed in self._models]}
 
     def model(self, request: Request) -> object:
         """Return one of :meth:`models`."""
-        return _described(self._models.get(request.path_params["model"]))
+        return _described(*self._models.get(request.path_params["model"]))
 
     async def _stream(self, answers: Choices, include_usage: bool, send: SendEvent) -> None:
         more = {"usage": None} if include_usage else {}
@@ -114,7 +116,6 @@ class OpenAiApi:
             await send(answers.document([], usage=answers.usage()))
 
 
-def _described(text_model: TextModel) -> dict[str, Any]:
-    model = text_model.model
-    about = {"id": model.name, "object": "model", "created": model.loaded_at, "owned_by": "fewheads"}
-    return {**about, "capabilities": [DOES[type(text_model)]]}
+def _described(entry: Entry, kind: type[TextModel]) -> dict[str, Any]:
+    about = {"id": entry.name, "object": "model", "created": entry.created, "owned_by": "fewheads"}
+    return {**about, "capabilities": [DOES[kind]]}

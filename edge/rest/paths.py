@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from edge.pb import inference_pb2 as pb
 from edge.protocol import HEALTH, INFERENCE
-from edge.rest.endpoint import Endpoints, Handler, http_error, json_response
+from edge.rest.endpoint import Endpoints, Handler, http_error, json_response, unless_gone
 from edge.rest.infer import InferEndpoint
 from edge.rest.json_messages import (
     field,
@@ -86,7 +86,7 @@ class RestApi:
     def _rows(self) -> list[_Row]:
         metadata = self._metadata
         versioned: list[_Row] = [
-            ("GET", "", "ModelMetadata", lambda r: plain(metadata.model_metadata(_named(pb.ModelMetadataRequest, r)))),
+            ("GET", "", "ModelMetadata", self._model_metadata),
             ("GET", "/config", "ModelConfig", self._model_config),
             ("GET", "/ready", "ModelReady", self._model_ready),
             ("GET", "/stats", "ModelStatistics", self._model_statistics),
@@ -128,8 +128,13 @@ class RestApi:
         message = _named(pb.ModelReadyRequest, request)
         return _readiness({"name": message.name, "ready": self._metadata.model_ready(message)})
 
-    def _model_config(self, request: Request) -> object:
-        return plain(self._metadata.model_config(_named(pb.ModelConfigRequest, request)).config)
+    async def _model_metadata(self, request: Request) -> object:
+        metadata = self._metadata.model_metadata(_named(pb.ModelMetadataRequest, request))
+        return plain(await unless_gone(request, metadata))
+
+    async def _model_config(self, request: Request) -> object:
+        config = self._metadata.model_config(_named(pb.ModelConfigRequest, request))
+        return plain((await unless_gone(request, config)).config)
 
     def _model_statistics(self, request: Request) -> object:
         return plain(self._metadata.model_statistics(_named(pb.ModelStatisticsRequest, request)))

@@ -25,6 +25,7 @@ from edge.serving.streams import Streams
 from edge.serving.text_models import Embedder, Reranker, TextModels
 
 T = TypeVar("T")
+M = TypeVar("M", Embedder, Reranker)
 #: Tokens of one run, padding included, where several texts share it: other requests wait for the run.
 _RUN_TOKENS: Final = 2048
 #: Runs of one request that wait or run at a time, so that other clients' requests come between them.
@@ -57,29 +58,32 @@ class TextApi:
 
     async def _embed(self, request: Request, read: Callable[[Mapping[str, Any]], Embeddings]) -> Response:
         asked, size = await self._read(request, read)
-        model = self._models.find(asked.model, Embedder) if asked.model else self._models.only(Embedder)
+        self._service.admit()  # before a model is loaded for it, and its texts are read
+        model = await self._model(request, asked.model, Embedder)
         asked.check(model.dimensions)
         dimensions = asked.dimensions or model.dimensions
         numbers, most = len(asked.texts) * dimensions, MAX_JSON_BYTES // (4 * dimensions)
         if len(asked.texts) > most:
             given, expected = Raw(f"{len(asked.texts)} texts"), f"at most {most} for {dimensions} numbers each"
             raise InvalidRequest(f"{asked.field} of body", given=given, expected=expected, fix=SEVERAL)
-        self._service.admit()  # before the work
         rows = await self._prepared(request, size, partial(_texts_of, model, asked))
         values = await unless_gone(request, self._values(model, rows, asked.parameters))
         return await self._written(numbers, partial(asked.body, values, _total(rows), model.model.name))
 
     async def _rank(self, request: Request, read: Callable[[Mapping[str, Any]], Ranking]) -> Response:
         asked, size = await self._read(request, read)
-        model = self._models.find(asked.model, Reranker) if asked.model else self._models.only(Reranker)
+        self._service.admit()
+        model = await self._model(request, asked.model, Reranker)
         size += len(asked.query.encode()) * len(asked.texts)
         if size > MAX_JSON_BYTES:  # the query is read once for each text
             given, expected = Raw(f"{size} bytes with the query beside each text"), f"at most {MAX_JSON_BYTES}"
             raise InvalidRequest(f"{asked.field} of body", given=given, expected=expected, fix=SEVERAL)
-        self._service.admit()
         rows = await self._prepared(request, size, partial(_pairs_of, model, asked))
         values = await unless_gone(request, self._values(model, rows, asked.parameters))
         return await self._written(size, partial(asked.body, values[:, 0], _total(rows), model.model.name))
+
+    async def _model(self, request: Request, name: str, kind: type[M]) -> M:
+        return await unless_gone(request, self._models.find(name, kind) if name else self._models.only(kind))
 
     async def _read(self, request: Request, read: Callable[[Mapping[str, Any]], T]) -> tuple[T, int]:
         body = await self._endpoints.body(request)

@@ -32,6 +32,7 @@ from edge.serving.metadata import Metadata
 from edge.serving.statuses import Code
 from edge.serving.streams import DRAINING, Draining, Streams
 from edge.serving.traces import carry
+from edge.serving.waiting import Waiting
 from edge.telemetry.telemetry import Telemetry
 
 # These two services register themselves in protobuf's default pool. Ours has what reflection describes.
@@ -99,7 +100,7 @@ class InferenceServicer:
         request: pb.ModelInferRequest | Status,
         context: Any,
         end: Callable[[pb.ModelInferResponse | Status], None],
-    ) -> Call | None:
+    ) -> Call | Waiting | None:
         """Start ModelInfer as :class:`edge.http2.rpc.Direct`; the request is a status if its bytes were refused."""
         if isinstance(request, Status):
             end(request)

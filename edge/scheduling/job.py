@@ -42,6 +42,7 @@ class UseCount:
 
     def __init__(self) -> None:
         self.users = 0
+        self.unused_since = time.monotonic()  # or, while it has users, when it last had none
         self._lock = threading.Lock()
         self._ended = False
         self._unused: Future[None] = Future()
@@ -59,6 +60,8 @@ class UseCount:
     def give_back(self) -> None:
         with self._lock:
             self.users -= 1
+            if not self.users:
+                self.unused_since = time.monotonic()
             unused = self._ended and not self.users
         if unused:
             self._unused.set_result(None)

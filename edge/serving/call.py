@@ -23,6 +23,7 @@ from edge.repository.model import Model
 from edge.scheduling.job import MOST_PARTIAL_ANSWERS, Job, JobResult
 from edge.scheduling.tier_selection import PINNED
 from edge.serving.forms import Form
+from edge.serving.request import UncheckedRequest
 from edge.serving.shared_memory import TensorRegion, describe
 from edge.serving.wire import to_raw
 
@@ -38,7 +39,8 @@ class Arrival(NamedTuple):
     """A request that has arrived: who waits for the response, and since when by ``time.perf_counter_ns()``.
 
     ``reply`` receives the encoded response, or the error in its place, once, on the event loop. ``on_partial`` is
-    called there when an answer is added to empty ``partials``; it is None if the RPC has one response.
+    called there when an answer is added to empty ``partials``; it is None if the RPC has one response. The wait for its
+    models to be loaded, ``loading_ns``, counts in no stage but the whole request.
     """
 
     request_id: str
@@ -47,6 +49,17 @@ class Arrival(NamedTuple):
     on_partial: Callable[[], None] | None
     started_ns: int
     carrier: Any  # for :mod:`edge.serving.traces`
+    loading_ns: int = 0
+
+
+class Received(NamedTuple):
+    """A request that has arrived, after :func:`edge.serving.forms.take_apart`, and the client's deadline."""
+
+    request: pb.ModelInferRequest | UncheckedRequest
+    contents: Sequence[bytes]
+    key: bytes
+    deadline: float | None
+    arrival: Arrival
 
 
 class Call(Job):

@@ -28,7 +28,7 @@ _SETTING_FIELDS: Final = {bool: "bool_param", int: "uint32_param", str: "string_
 
 def extensions(control_mode: str, shared_memory: SharedMemory | None) -> tuple[str, ...]:
     """Return the names of the enabled extensions, as ServerMetadata lists them."""
-    control = ("model_repository",) if control_mode == "explicit" else ()
+    control = ("model_repository",) if control_mode in ("explicit", "on-demand") else ()
     return ("logging", *control, *(("system_shared_memory",) if shared_memory else ()))
 
 
@@ -58,7 +58,9 @@ class Extensions:
         await self._control.list_unloaded()
 
     async def load_model(self, request: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
-        """Load or reload every version of a model. The old versions keep serving where that fails."""
+        """Load or reload every version of a model, as far as there is room. The old versions keep serving where that
+        fails.
+        """
         self._control.check_explicit("RepositoryModelLoad")
         _check_repository(request.repository_name)
         for name in request.parameters:
@@ -69,7 +71,10 @@ class Extensions:
         return pb.RepositoryModelLoadResponse()
 
     async def unload_model(self, request: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
-        """Unload every version of a model after its last request. An unknown model is no error."""
+        """Unload every version of a model after its last request. An unknown model is no error.
+
+        Requests do not load it again until :meth:`load_model`.
+        """
         self._control.check_explicit("RepositoryModelUnload")
         _check_repository(request.repository_name)
         for name, parameter in request.parameters.items():

@@ -19,7 +19,8 @@ from edge.pb import inference_pb2 as pb
 from edge.programs.generate import PROMPT_TOKENS
 from edge.protocol import STOPPED
 from edge.repository.entry import Entry
-from edge.repository.repository import Repository
+from edge.repository.on_demand import OnDemand
+from edge.repository.repository import NotLoaded, Repository
 from edge.scheduling.admission import CacheBudget
 from edge.scheduling.job import Job, JobResult, UseCount, expired, take_all
 from edge.scheduling.scheduler import Scheduler
@@ -27,13 +28,14 @@ from edge.scheduling.tier_executor import TierExecutor
 from edge.scheduling.tier_selection import Demand
 from edge.security.access import CALLER
 from edge.security.rate import RateLimit
-from edge.serving.call import MESSAGE, Arrival, Call, Encoder, ResponseBuilder, outcome_of
+from edge.serving.call import MESSAGE, Arrival, Call, Encoder, Received, ResponseBuilder, outcome_of
 from edge.serving.forms import Draft, Form, Forms, Prepared, take, take_apart
 from edge.serving.parameters import TIER, TIER_REASON
 from edge.serving.request import MOST_NAME_CHARS, UncheckedRequest, check_names
 from edge.serving.shared_memory import SharedMemory, TensorRegion
 from edge.serving.threads import Threads
 from edge.serving.traces import CARRIER, Traces
+from edge.serving.waiting import LOADING, Waiting
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +52,7 @@ class InferenceService:
     Args:
         default_timeout_seconds: the limit for requests without a deadline.
         shared_memory, cache: the regions, and the memory for keys and values; None allows none, or sets no limit.
+        models: loads models that requests need; None where no request loads one.
     """
 
     def __init__(
@@ -62,12 +65,13 @@ class InferenceService:
         limit: RateLimit | None = None,
         traces: Traces | None = None,
         cache: CacheBudget | None = None,
+        models: OnDemand | None = None,
     ) -> None:
         self._repository, self._scheduler = repository, scheduler
         self._default_timeout = default_timeout_seconds
         self._limit, self.limited = limit, limit is not None  # transports must name callers
         self.traces = traces  # for which transports set CARRIER
-        self._cache = cache
+        self._cache, self._models = cache, models
         self._forms = Forms(repository, shared_memory)
         self._responses = ResponseBuilder()
         self._loop = asyncio.get_running_loop()
@@ -100,8 +104,10 @@ class InferenceService:
         on_partial: Callable[[], None] | None = None,
         *,
         admitted: bool = False,
-    ) -> Call | None:
+    ) -> Call | Waiting | None:
         """Check, preprocess and queue a request; return the argument for :meth:`cancel`, None after the reply.
+
+        A request to a model that is loaded on demand waits for that first.
 
         Args:
             request: the client's; this removes parts of a message.
@@ -109,16 +115,53 @@ class InferenceService:
             reply, on_partial: of an :class:`Arrival`; both may be called before this returns.
             admitted: whether :meth:`admit` has counted it already.
         """
-        request_id, call, carrier = request.id, None, CARRIER.get() if self.traces else None
+        request_id, carrier = request.id, CARRIER.get() if self.traces else None
         arrival = Arrival(request_id, reply, encoder, on_partial, time.perf_counter_ns(), carrier)
+        received: Received | None = None
         try:
             if not admitted:
                 self.admit()
             if len(request_id) + len(request.model_name) + len(request.model_version) > MOST_NAME_CHARS:
                 request_id = ""  # which would be quoted in logs
                 check_names(request)
-            call, limit_seconds, draft = self._call(request, deadline, arrival)
-            encoder.check(call.form, call.regions)
+            received = Received(request, *take_apart(request), deadline, arrival)
+            try:
+                return self._begin(received)
+            except NotLoaded as missing:
+                entry = missing.entry
+            return self._wait(received, entry)
+        except Exception as error:
+            _send_error(arrival, error, request.model_name[:MOST_NAME_CHARS], request_id)
+            return None
+        finally:
+            del reply, arrival, received  # they may hold an error, whose traceback refers to this frame
+
+    def cancel(self, started: Call | Waiting | None) -> None:
+        """Cancel a call, unless it is over; it gets no reply."""
+        if isinstance(started, Waiting):
+            if not started.over:
+                self._end_waiting(started, None)
+                return
+            started = started.call
+        if started:
+            self._end(started, None)
+
+    def partial(self, started: Call | Waiting) -> Any:
+        """Return the next partial answer of a call, encoded, also after its reply; None if none waits."""
+        call = started.call if isinstance(started, Waiting) else started
+        if not call or not call.partials:
+            return None
+        arrival = call.arrival
+        form = call.form._replace(classes={})  # which rank the outputs of the last response alone
+        response = self._responses.build(form, call.partials.popleft(), arrival.request_id, call.executor.tier)
+        return arrival.encoder.encode(response)
+
+    def _begin(self, received: Received) -> Call | None:
+        """Do the work of :meth:`start` for a request whose models are loaded; raise NotLoaded if one is not."""
+        call = None
+        try:
+            call, limit_seconds, draft = self._call(received)
+            call.arrival.encoder.check(call.form, call.regions)
             if call.partials is not None:
                 call.check_stream()
             if draft:
@@ -127,60 +170,89 @@ class InferenceService:
                 self._finish(call)
                 return None
         except Exception as error:
-            if call:
-                self._end(call, error, refused=True)
-            else:
-                _send_error(arrival, error, request.model_name[:MOST_NAME_CHARS], request_id)
+            if not call:
+                raise
+            self._end(call, error, refused=True)
             return None
         finally:
-            del reply, arrival  # they may hold an error, whose traceback refers to this frame
+            del received  # it may hold an error, whose traceback refers to this frame
         if limit_seconds is not None:
             limit_seconds *= _LATE_ANSWER if call.best_effort else 1.0
             call.timer = self._loop.call_later(limit_seconds, self._time_out, call)
         return call
 
-    def cancel(self, call: Call | None) -> None:
-        """Cancel a call, unless it is over; it gets no reply."""
-        if call:
-            self._end(call, None)
+    def _wait(self, received: Received, entry: Entry) -> Waiting:
+        """Begin a request when its models are loaded, within the limits of the queue."""
+        try:
+            waiting = Waiting(received, entry)
+            self.threads.enter(waiting.size_bytes)
+        except Exception as error:
+            self._count_failure(entry, entry.name, received.arrival, type(error).__name__, _refused_by(error))
+            raise
+        waiting.task = asyncio.create_task(self._load(waiting))
+        if (seconds := waiting.seconds_left(self._default_timeout)) is not None:
+            waiting.timer = self._loop.call_later(seconds, self._time_out, waiting)
+        return waiting
 
-    def partial(self, call: Call) -> Any:
-        """Return the next partial answer of a call, encoded, also after its reply; None if none waits."""
-        if not call.partials:
-            return None
-        arrival = call.arrival
-        form = call.form._replace(classes={})  # which rank the outputs of the last response alone
-        response = self._responses.build(form, call.partials.popleft(), arrival.request_id, call.executor.tier)
-        return arrival.encoder.encode(response)
+    async def _load(self, waiting: Waiting) -> None:
+        def begin(received: Received) -> Call | None:
+            self._leave(waiting)
+            return self._begin(received)
 
-    def _call(
-        self, request: pb.ModelInferRequest | UncheckedRequest, deadline: float | None, arrival: Arrival
-    ) -> tuple[Call, float | None, Draft | None]:
+        assert self._models
+        try:
+            await waiting.wait(self._models, begin)
+        except Exception as error:
+            if waiting.over:  # the request was checked, and has been counted
+                _send_error(waiting.arrival, error, waiting.entry.name, waiting.arrival.request_id)
+            else:
+                self._end_waiting(waiting, error)
+
+    def _leave(self, waiting: Waiting) -> None:
+        waiting.over = True
+        self.threads.leave(waiting.size_bytes)
+        if waiting.timer:
+            waiting.timer.cancel()
+
+    def _end_waiting(self, waiting: Waiting, error: Exception | None) -> None:
+        """End a request whose models are not loaded; without an error, its client has gone."""
+        self._leave(waiting)
+        deadline = waiting.received.deadline
+        late = deadline is not None and time.monotonic() > deadline - _CLOCK_SECONDS
+        reason = type(error).__name__ if error else DeadlineExceeded.__name__ if late else "Cancelled"
+        stage = LOADING if reason in ("Cancelled", DeadlineExceeded.__name__) else _refused_by(error)
+        self._count_failure(waiting.entry, waiting.entry.name, waiting.arrival, reason, stage)
+        if error:
+            _send_error(waiting.arrival, error, waiting.entry.name, waiting.arrival.request_id)
+        if waiting.task and waiting.task is not asyncio.current_task():
+            waiting.task.cancel()
+
+    def _call(self, received: Received) -> tuple[Call, float | None, Draft | None]:
         """Return the call of a request that passes all checks; count one that does not.
 
         With it comes the server's time limit, if it is earlier than the client's deadline, and, of a request whose
         values take long to prepare, the draft in place of its inputs.
         """
-        contents, key = take_apart(request)
+        _, contents, key, deadline, arrival = received
         draft: Draft | None = None
         regions: Mapping[str, TensorRegion] = {}
         form = self._forms.find(key, self._repository.generation) if key else None
         inputs: Mapping[str, Array] | None = form.inputs(contents) if form else None
         if form is None or inputs is None or not take_all(form.uses):
-            draft, form, inputs = self._checked(request, contents, key, arrival)
+            draft, form, inputs = self._checked(received)
             regions, draft = draft.regions, draft if draft.slow else None
         limit = form.parameters.timeout_seconds or self._default_timeout
         if limit is not None:
+            limit -= arrival.loading_ns / 1e9
             at = time.monotonic() + limit
             deadline, limit = (at, limit) if deadline is None or at < deadline else (deadline, None)
         deliver, publish = self._deliver, self._publish
         call = Call(form, inputs, arrival, deadline=deadline, regions=regions, deliver=deliver, publish=publish)
         return call, limit, draft
 
-    def _checked(
-        self, request: pb.ModelInferRequest | UncheckedRequest, contents: Sequence[bytes], key: bytes, arrival: Arrival
-    ) -> tuple[Draft, Form, Mapping[str, Array]]:
+    def _checked(self, received: Received) -> tuple[Draft, Form, Mapping[str, Array]]:
         """Check a request, and its values unless that is slow, and take its uses; count one that does not pass."""
+        request, contents, key, _, arrival = received
         entry, model = self._repository.ready(request.model_name, request.model_version)
         take(model)
         uses: Sequence[UseCount] = (model.use,)
@@ -193,7 +265,8 @@ class InferenceService:
         except BaseException as error:
             for use in uses:
                 use.give_back()
-            self._count_failure(entry, request.model_name, arrival, type(error).__name__, _refused_by(error))
+            if not isinstance(error, NotLoaded):
+                self._count_failure(entry, request.model_name, arrival, type(error).__name__, _refused_by(error))
             raise
         if key:
             self._forms.remember(key, form)
@@ -212,7 +285,7 @@ class InferenceService:
                 raise self._cache.refusal(size_bytes, self._scheduler.finish_seconds(call))
             call.holds = (*call.holds, reservation)
         call.queued_ns = time.perf_counter_ns()
-        call.timings.compute_input_ns = call.queued_ns - call.arrival.started_ns
+        call.timings.compute_input_ns = call.queued_ns - call.arrival.started_ns - call.arrival.loading_ns
         return self._scheduler.submit(call)
 
     def _demand(self, call: Call) -> Demand:
@@ -324,8 +397,12 @@ class InferenceService:
         response = self._responses.build(form, answer, request_id, tier_name, call.regions, parameters)
         return call.arrival.encoder.encode(response)
 
-    def _time_out(self, call: Call) -> None:
-        self._end(call, expired(time.perf_counter_ns() - call.arrival.started_ns))
+    def _time_out(self, started: Call | Waiting) -> None:
+        error = expired(time.perf_counter_ns() - started.arrival.started_ns)
+        if isinstance(started, Waiting):
+            self._end_waiting(started, error)
+        else:
+            self._end(started, error)
 
     def _end(self, call: Call, outcome: Any, *, refused: bool = False) -> None:
         """End a call, unless it is over: reply, count and trace it, and release what it holds.

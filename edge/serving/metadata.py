@@ -8,6 +8,8 @@ from edge.health.health import Health
 from edge.pb import inference_pb2 as pb
 from edge.protocol import PREPROCESS, SPACE
 from edge.repository.entry import Entry
+from edge.repository.model import Model
+from edge.repository.on_demand import OnDemand
 from edge.repository.repository import Repository
 from edge.scheduling.job import DEFAULT_PRIORITY, PRIORITY_LEVELS
 from edge.scheduling.scheduler import Scheduler
@@ -21,7 +23,8 @@ EXTENSIONS = (
 class Metadata:
     """Answers the RPCs that describe the server and its models; to describe one that is not ready is a RequestError.
 
-    ``extensions`` are enabled beside :data:`EXTENSIONS`.
+    ``extensions`` are enabled beside :data:`EXTENSIONS`. ``models`` loads a model to describe it, where requests may do
+    that: its runtime and its tensors are known then.
     """
 
     def __init__(
@@ -32,40 +35,40 @@ class Metadata:
         *,
         default_timeout_seconds: float | None = None,
         extensions: tuple[str, ...] = (),
+        models: OnDemand | None = None,
     ) -> None:
         self._repository, self._scheduler, self._health = repository, scheduler, health
         self._default_timeout = default_timeout_seconds
-        self._extensions = (*EXTENSIONS, *extensions)
+        self._extensions, self._models = (*EXTENSIONS, *extensions), models
         self.server_ready = health.server_ready
 
     def model_ready(self, request: pb.ModelReadyRequest) -> bool:
-        """Return whether a model answers requests and is healthy; False for an unknown one."""
+        """Return whether a model answers requests, loaded or not, and is healthy; False for an unknown one."""
         try:
-            entry, _ = self._repository.ready(request.name, request.version)
+            entry = self._repository.find(request.name, request.version)
         except InvalidRequest:
             raise
         except RequestError:
             return False
-        return self._health.accepting and self._health.state(entry)[0] == "READY"
+        return self._health.accepting and self._health.model_ready(entry)
 
     def server_metadata(self) -> pb.ServerMetadataResponse:
         """Return the server's name, version and protocol extensions."""
         return pb.ServerMetadataResponse(name="fewheads", version=__version__, extensions=self._extensions)
 
-    def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
+    async def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
         """Return a model's inputs and outputs, batch dimension included."""
-        _, model = self._repository.ready(request.name, request.version)
+        model = await self._model(request.name, request.version)
         response = pb.ModelMetadataResponse(name=model.name, platform=model.runner.platform)
-        ready = (entry for entry in self._repository if entry.name == model.name and entry.state == "READY")
-        response.versions.extend(entry.version for entry in ready)
+        response.versions.extend(entry.version for entry in self._repository.named(model.name) if entry.answers)
         for tensors, specs in ((response.inputs, model.inputs), (response.outputs, model.outputs)):
             for spec in specs.values():
                 tensors.add(name=spec.name, datatype=spec.datatype, shape=spec.shape)
         return response
 
-    def model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
+    async def model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
         """Return a model's configuration in Triton's terms; dims are without the batch dimension."""
-        _, model = self._repository.ready(request.name, request.version)
+        model = await self._model(request.name, request.version)
         skip = 1 if model.manifest.max_batch_size else 0
         config = pb.ModelConfig(
             name=model.name,
@@ -110,6 +113,11 @@ class Metadata:
             entry = self._repository.find(request.name, request.version)
             entries = [entry] if request.version else [entry for entry in entries if entry.name == request.name]
         return pb.ModelStatisticsResponse(model_stats=[_statistics(entry) for entry in entries if entry.version])
+
+    async def _model(self, name: str, version: str) -> Model:
+        if self._models:
+            return (await self._models.ready(name, version))[1]
+        return self._repository.ready(name, version)[1]
 
     def repository_index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
         """Return the state of every bundle, or only of the ready ones, with the reason if it is not ready."""

@@ -18,6 +18,7 @@ from edge.protocol import FINAL_RESPONSE, STREAM_PARTIAL, STREAM_RETRY_AFTER_MS
 from edge.serving.call import Call, Encoder, InferResponse, MessageEncoder
 from edge.serving.inference import InferenceService
 from edge.serving.request import MOST_NAME_CHARS, UncheckedRequest
+from edge.serving.waiting import Waiting
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class _StreamedRequest:
 
     def __init__(self, at_once: bool) -> None:
         self.at_once = at_once  # whether to send responses as they come, as for partial answers, or in their order
-        self.call: Call | None = None  # while it is in progress
+        self.call: Call | Waiting | None = None  # while it is in progress
         self.final: Any = None  # the last response; an error is raised
 
 

@@ -37,10 +37,7 @@ class Threads:
 
         Raise an Overloaded if too many requests, or bytes, wait, and this request is not ``accepted`` already.
         """
-        if not accepted:
-            self._check(size_bytes)
-        self._waiting += 1
-        self._bytes += size_bytes
+        self.enter(size_bytes, accepted=accepted)
         self._threads.submit(self._run, size_bytes, work, done)
 
     async def run(self, size_bytes: int, work: Callable[[], T], *, accepted: bool = False) -> T:
@@ -52,6 +49,18 @@ class Threads:
 
         result: T = await outcome_of(start, lambda _: gone.set())
         return result
+
+    def enter(self, size_bytes: int, *, accepted: bool = False) -> None:
+        """Count a request that waits elsewhere than in the queue, until :meth:`leave`; raise as :meth:`submit`."""
+        if not accepted:
+            self._check(size_bytes)
+        self._waiting += 1
+        self._bytes += size_bytes
+
+    def leave(self, size_bytes: int) -> None:
+        """Count a request no longer that has entered."""
+        self._waiting -= 1
+        self._bytes -= size_bytes
 
     def _check(self, size_bytes: int) -> None:
         queue, cause = self._queue, ""
@@ -80,6 +89,5 @@ class Threads:
             del outcome  # the error's traceback refers to this frame
 
     def _end(self, size_bytes: int, done: Callable[[Any], None], outcome: Any) -> None:
-        self._waiting -= 1
-        self._bytes -= size_bytes
+        self.leave(size_bytes)
         done(outcome)

@@ -55,7 +55,7 @@ class ServerCollector(Collector):
             entry.name,
             entry.version,
             entry.statistics.snapshot(),
-            self._sources.health.state(entry)[0] == "READY",
+            self._sources.health.model_ready(entry),
             model.load_memory_bytes if model else None,
             model.program.cache_bytes if model else None,
             self._sources.energy_of(entry.name, entry.version),

@@ -71,6 +71,10 @@ class Sources(NamedTuple):
         return [*self.health.problems(), *(file.problem for file in self.files if file.problem)]
 
 
+#: The state of a model that is not loaded, and answers requests nevertheless: the next one loads it.
+ON_DEMAND = "ON_DEMAND"
+
+
 class Telemetry:
     """Composes readings for the Telemetry service, from the same counters as Prometheus' page."""
 
@@ -93,7 +97,7 @@ class Telemetry:
             queue_bytes_peak=self._sources.scheduler.queue.peak_bytes,
             streams=self._sources.streams.open,
             models=[
-                _model(entry, self._sources.health.state(entry)[0], self._sources.energy_of(entry.name, entry.version))
+                _model(entry, self._state(entry), self._sources.energy_of(entry.name, entry.version))
                 for entry in self._sources.repository
             ],
             problems=self._sources.problems(),
@@ -110,6 +114,10 @@ class Telemetry:
         for sensor in self._sources.sensors.sample():
             reading.sensors.add(**msgspec.structs.asdict(sensor))
         return reading
+
+    def _state(self, entry: Entry) -> str:
+        state = self._sources.health.state(entry)[0]
+        return ON_DEMAND if state == "UNAVAILABLE" and entry.state != "READY" and entry.answers else state
 
 
 def _model(entry: Entry, state: str, energy: Mapping[str, TierEnergy]) -> pb.ModelReading:

@@ -14,6 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from edge.bundles.bundle import Bundle
 from edge.datatypes import Array
+from edge.pb import inference_pb2 as pb
 from edge.programs.program import AUTO, Cascade, Options, SingleRun
 from edge.runtimes.build import build
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
@@ -103,6 +104,24 @@ async def ask(client, question):
     return str(answer.get_response().parameters["tier"].string_param)
 
 
+async def test_models_that_do_not_fit_together_take_turns(engines, tmp_path, software):
+    random, nothing = np.random.default_rng(1), software.live()
+    options = {"model_control": "on-demand", "load_models": (), "max_loaded": 1}
+    async with running_here(tmp_path, write_models, engines, target=TARGET, **options) as ready:
+        asked = questions(tmp_path / "repository")
+        async with InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client:
+            await ask(client, asked[0])
+            alone = software.live()
+            for _ in range(8):
+                await asyncio.gather(*(ask(client, asked[random.integers(len(asked))]) for _ in range(6)))
+            await ask(client, asked[0])
+            assert software.live() == alone
+            statistics = (await client.get_inference_statistics()).model_stats
+            assert all(model.inference_stats.success.count for model in statistics)
+            assert not any(model.inference_stats.fail.count for model in statistics)
+    assert software.live() == nothing
+
+
 async def test_mixed_requests_get_correct_responses_and_leak_nothing(engines, tmp_path, software):
     """Three models and their tiers, with batches, cancelled calls and reloads."""
     random = np.random.default_rng(1)
@@ -181,6 +200,19 @@ def test_model_without_memory_does_not_affect_others(start):
         assert [*server.ready.ready] == ["calculator-oracle:1"], server.ready
         assert "Unload other models, or build smaller profiles" in str(server.ready.unavailable)
         assert failure_of(server) is None
+        server.process.terminate()
+        assert server.end()[0] == 0
+
+
+def test_models_leave_for_one_that_the_device_has_no_memory_for(start):
+    options = ("--model-control=on-demand",)
+    with start("oracle", "attention", options=options, SOFTWARE_CUDA_MEMORY="60000") as server:
+        for _ in range(2):
+            check_golden(server)
+            described = server.stub.ModelMetadata(pb.ModelMetadataRequest(name="attention-16"))  # loads it
+            assert described.platform == "tensorrt_plan"
+            index = server.stub.RepositoryIndex(pb.RepositoryIndexRequest(ready=True)).models
+            assert [model.name for model in index] == ["attention-16"]
         server.process.terminate()
         assert server.end()[0] == 0
 

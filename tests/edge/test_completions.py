@@ -136,7 +136,7 @@ def test_tokens_rates_and_readiness(letters_bundle, tmp_path):
     tokens = tokens_file(tmp_path / "tokens", asker=["infer"], keeper=["control"])
     files = text_model.files() | {"lean.onnx": text_model.model("full")}  # it fails its golden check
     broken = write_bundle(tmp_path / "broken", text_model.manifest(), files)
-    arguments = ["--http-port=0", f"--tokens={tmp_path / 'tokens'}", "--rate-limit=0.01:1"]
+    arguments = ["--http-port=0", f"--tokens={tmp_path / 'tokens'}", "--rate-limit=0.01:2"]
     with running_server([letters_bundle.path, broken.path], cache=tmp_path, arguments=arguments) as ready:
         for token, body, status, code in (
             ("", completion(), 401, "invalid_api_key"),

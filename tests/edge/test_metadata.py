@@ -57,7 +57,7 @@ async def test_metadata_of_server_and_model(running):
     extensions += ["statistics", "logging"]
     server = MessageToDict(metadata.server_metadata())
     assert server == {"name": "fewheads", "version": __version__, "extensions": extensions}
-    assert MessageToDict(metadata.model_metadata(pb.ModelMetadataRequest(name=ORACLE))) == {
+    assert MessageToDict(await metadata.model_metadata(pb.ModelMetadataRequest(name=ORACLE))) == {
         "name": ORACLE,
         "versions": ["1"],
         "platform": "simulated_onnx",
@@ -70,11 +70,11 @@ async def test_metadata_of_server_and_model(running):
 
 
 async def test_configuration(running, tmp_path):
-    def config(of, **options):
-        response = described(of, **options).model_config(pb.ModelConfigRequest(name=ORACLE))
+    async def config(of, **options):
+        response = await described(of, **options).model_config(pb.ModelConfigRequest(name=ORACLE))
         return MessageToDict(response.config, preserving_proto_field_name=True)
 
-    found = config(running, default_timeout_seconds=1.5)
+    found = await config(running, default_timeout_seconds=1.5)
     batching = found.pop("dynamic_batching")
     policy = batching.pop("default_queue_policy")
     assert policy == {"default_timeout_microseconds": "1500000", "allow_timeout_override": True, "max_queue_size": 256}
@@ -97,9 +97,9 @@ async def test_configuration(running, tmp_path):
         "instance_group": [{"name": f"{ORACLE}_0", "count": 1, "kind": "KIND_GPU"}],
         "default_model_filename": "model.onnx",
     }
-    assert "default_timeout_microseconds" not in config(running)["dynamic_batching"]["default_queue_policy"]
+    assert "default_timeout_microseconds" not in (await config(running))["dynamic_batching"]["default_queue_policy"]
     async with running_service(tmp_path / "cpu") as other:
-        assert config(other)["instance_group"][0]["kind"] == "KIND_CPU"
+        assert (await config(other))["instance_group"][0]["kind"] == "KIND_CPU"
 
 
 @pytest.mark.parametrize("spaces", [(SPACE, SPACE), (SPACE, None), (None, None)])
@@ -111,7 +111,7 @@ async def test_a_configuration_names_tiers_and_the_space_that_all_of_them_share(
         write_bundle(repository / "texts", replace(manifest, tiers=tuple(tiers)), text_model.files())
 
     async with running_service(tmp_path, write) as running:
-        config = described(running).model_config(pb.ModelConfigRequest(name=manifest.name)).config
+        config = (await described(running).model_config(pb.ModelConfigRequest(name=manifest.name))).config
     found = {name: config.parameters[name].string_value for name in ("tiers", "space") if name in config.parameters}
     assert found == {"tiers": "full, lean", **({"space": SPACE} if all(spaces) else {})}
 
@@ -152,4 +152,5 @@ async def test_statistics_of_versions(tmp_path):
             request = pb.ModelStatisticsRequest(name=name, version=version)
             found = described(running).model_statistics(request).model_stats
             assert sorted((each.name, int(each.version)) for each in found) == expected
-        assert sorted(described(running).model_metadata(pb.ModelMetadataRequest(name=ORACLE)).versions) == ["1", "2"]
+        metadata = await described(running).model_metadata(pb.ModelMetadataRequest(name=ORACLE))
+        assert sorted(metadata.versions) == ["1", "2"]

@@ -271,7 +271,7 @@ async def test_requests_get_them_only_if_they_ask(running):
         found = [output.name for output in (await running.infer(request)).outputs]
         assert found == (names or ["logprobs", "token_ids"])
     health = Health(running.repository, running.scheduler.runs)
-    metadata = Metadata(running.repository, running.scheduler, health).model_metadata(
+    metadata = await Metadata(running.repository, running.scheduler, health).model_metadata(
         pb.ModelMetadataRequest(name=NAME)
     )
     offered = {"text": "BYTES", "generated": "INT32", "logprobs": "FP32", "token_ids": "INT64"}

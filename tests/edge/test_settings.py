@@ -15,7 +15,7 @@ from edge.settings import DECLARATIONS, NGH2_VERSION, Settings, choose_transport
 
 ROOT = Path(__file__).parent.parent.parent
 TLS = {"tls_certificate": Path("c"), "tls_key": Path("k")}
-POLL, EXPLICIT = {"model_control": "poll"}, {"model_control": "explicit"}
+POLL, EXPLICIT, ON_DEMAND = ({"model_control": mode} for mode in ("poll", "explicit", "on-demand"))
 NAN, INF = math.nan, math.inf
 
 
@@ -47,7 +47,8 @@ VALUES = {
     "trace_ratio": ((0, 1), (-0.1, 1.1, NAN), "0 to 1"),
     "transport": (("auto", "grpcio", "nghttp2"), ("zz",), "one of auto, grpcio, nghttp2"),
     "policy": ((None, "pinned", "router", "deadline", "load"), ("fast",), "one of pinned, router, deadline, load"),
-    "model_control": (("none", "poll", "explicit"), ("POLL",), "one of none, poll, explicit"),
+    "model_control": (("none", "poll", "explicit", "on-demand"), ("POLL",), "one of none, poll, explicit, on-demand"),
+    "max_loaded": ((None,), (0,), "1 to 2147483647"),
     "log_level": (("debug", "info", "warning", "error"), ("trace",), "one of debug, info, warning, error"),
     "log_format": (("default", "ISO8601", "json"), ("xml",), "one of default, ISO8601, json"),
 }
@@ -81,6 +82,9 @@ def test_settings_that_contradict_each_other(tmp_path):
         ({"trace_endpoint": "host:4317"}, "--trace-endpoint: got 'host:4317', expected http://HOST:PORT or https://"),
         ({**POLL, "load_models": ("a",)}, "--load-model: got --model-control poll, expected --model-control explicit"),
         ({**EXPLICIT, "load_models": ("*", "a")}, "--load-model: got ['*', 'a'], expected * alone, or names. "),
+        ({"pinned": ("a",)}, "--pin: got --model-control none, expected --model-control on-demand. "),
+        ({**EXPLICIT, "max_loaded": 2}, "--max-loaded: got --model-control explicit, expected --model-control on-dem"),
+        ({**ON_DEMAND, "max_loaded": 2, "pinned": ("a", "b")}, "--max-loaded: got 2, expected more than the 2 that --"),
         ({"tls_key": Path("k")}, "--tls-certificate and --tls-key: got --tls-key alone, expected both or none. "),
         ({"tls_certificate": Path("c")}, "--tls-certificate and --tls-key: got --tls-certificate alone, expected both"),
         ({"tls_client_ca": Path("a")}, "--tls-client-ca: got no --tls-certificate, expected --tls-certificate and "),
@@ -94,6 +98,7 @@ def test_settings_that_fit_together(tmp_path):
         {"grpc_port": 8002, "metrics_port": None},
         {"grpc_port": 8002, "grpc_socket": Path("s")},
         {**EXPLICIT, "load_models": ("*",), "trace_endpoint": "https://host:4317"},
+        {**ON_DEMAND, "max_loaded": 2, "pinned": ("a", "a")},
         {**EXPLICIT, **TLS, "load_models": ("a", "b"), "tls_client_ca": Path("a")},
     )
     for good in fitting:

@@ -171,6 +171,9 @@ def test_counters_and_energy_of_a_model():
     for rows in (1, 3):
         statistics.succeeded(CountedRequest(Timings(**stages, request_ns=11000), rows, batch_rows=4))
     statistics.failed("Overloaded", 10, "bytes")
+    for load_ns in (None, 1_500_000_000, 500_000_000):
+        statistics.loaded(load_ns)
+    statistics.evicted()
     energy = {"full": TierEnergy(12.5, 10, 10, 320), "half": TierEnergy(1.0, 4, 4, 4)}
     model = ModelNow("m", "1", statistics.snapshot(), ready=True, load_memory_bytes=7, energy=energy)
     found = [line for line in rendered(families([model])).splitlines() if re.match("nv_|fewheads_(dr|en|mod|ba)", line)]
@@ -178,7 +181,9 @@ def test_counters_and_energy_of_a_model():
     expected += "queue_duration_us{} 4.0, compute_input_duration_us{} 2.0, compute_infer_duration_us{} 6.0, "
     expected += 'compute_output_duration_us{} 8.0, request_failure{reason="Overloaded"} 1.0, '
     expected += 'dropped_requests_total{place="bytes",reason="Overloaded"} 1.0, batch_executions_total{rows="4"} 1.0, '
-    expected += 'model_ready{} 1.0, model_load_memory_bytes{} 7.0, energy_joules_total{tier="full"} 12.5, '
+    expected += 'model_ready{} 1.0, model_loads_total{outcome="failed"} 1.0, model_loads_total{outcome="ready"} 2.0, '
+    expected += "model_load_seconds_total{} 2.0, model_evictions_total{} 1.0, "
+    expected += 'model_load_memory_bytes{} 7.0, energy_joules_total{tier="full"} 12.5, '
     expected += 'energy_joules_total{tier="half"} 1.0, energy_requests_total{tier="full"} 10.0, '
     expected += 'energy_requests_total{tier="half"} 4.0, energy_tokens_total{tier="full"} 320.0'
     assert re.sub('nv_inference_|fewheads_|,?(model="m"|version="1"),?', "", ", ".join(found)) == expected

@@ -264,7 +264,7 @@ def indices():
 INDEX_LIMITS = {"both": 5, "elements": 7}
 
 
-MODELS = {"int8": classifier(int8=True), "indices": indices()}
+MODELS = {"int8": classifier("int8"), "indices": indices()}
 #: Attention, and the most tokens.
 ATTENTION = {
     **{f"{size} features": (attention(size), LONG) for size in (8, 19, 264)},

@@ -15,6 +15,7 @@ import numpy as np
 from edge.pb import inference_pb2 as pb
 from edge.repository.control import ModelControl
 from edge.repository.loader import Loader, ServingOptions
+from edge.repository.on_demand import OnDemand
 from edge.repository.repository import Repository
 from edge.scheduling.scheduler import Scheduler
 from edge.server import serve
@@ -38,8 +39,9 @@ async def running_here(directory, write, cache=None, **options):
     repository = directory / "repository"
     repository.mkdir()
     write(repository)
-    options |= {"allow_shared_memory": True, "allow_log_settings": True, "model_control": "explicit"}
-    options |= {"grpc_port": 0, "metrics_port": None, "load_models": ("*",), "drain_seconds": 5}
+    options |= {"allow_shared_memory": True, "allow_log_settings": True}
+    options |= {"grpc_port": 0, "metrics_port": None, "drain_seconds": 5}
+    options = {"model_control": "explicit", "load_models": ("*",), **options}
     settings = Settings(repository=repository, cache=cache or directory / "cache", **options)
     ready = asyncio.get_running_loop().create_future()
     server = asyncio.create_task(serve(settings, ready.set_result))
@@ -101,6 +103,9 @@ async def running_service(
     device_bound=False,
     mode="explicit",
     serving=None,
+    pinned=(),
+    max_loaded=None,
+    budget=None,
     **options,
 ):
     """Write bundles into a repository below a directory, and serve them while the block runs."""
@@ -108,10 +113,14 @@ async def running_service(
     place = directory / "repository"
     place.mkdir(parents=True)
     write(place)
-    repository = Repository(place, Loader(scheduler, target, directory / "cache", serving or ServingOptions()))
-    control = ModelControl(repository, mode)
+    on_demand = mode == "on-demand"
+    loader = Loader(scheduler, target, directory / "cache", serving or ServingOptions(), budget)
+    repository = Repository(place, loader, on_demand=on_demand, pinned=pinned)
+    control = ModelControl(repository, mode, max_loaded=max_loaded)
+    if on_demand:
+        options["models"] = OnDemand(repository, control)
     try:
-        await control.start()
+        await control.start(pinned if on_demand else None)
         yield Running(InferenceService(repository, scheduler, **options), scheduler, repository, control, place)
         await control.close()
     finally:

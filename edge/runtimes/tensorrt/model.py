@@ -201,8 +201,11 @@ class TensorRtModel:
 
     def _not_loaded(self, error: Exception, rebuild: str) -> BackendError:
         expected, fix = "a GPU that loads it", "See the server's log, and look at `fewheads doctor`."
-        if is_out_of_memory(str(error)):
+        lacks_memory = is_out_of_memory(str(error))
+        if lacks_memory:
             expected, fix = "memory of the device for it", "Unload other models, or build smaller profiles."
         elif isinstance(error, EngineRefused):
             expected, fix = f"one that TensorRT {version(self._flavor)} has built on this {facts().name}", rebuild
-        return BackendError(f"engine of {self.subject}", given=Raw(error), expected=expected, fix=fix)
+        failure = BackendError(f"engine of {self.subject}", given=Raw(error), expected=expected, fix=fix)
+        failure.lacks_memory = lacks_memory
+        return failure
