@@ -213,6 +213,18 @@ def test_client_gets_its_burst_and_then_the_rate(clock):
     assert limit.refused == 8 * 100 - 27
 
 
+def test_further_runs_of_a_request_count_without_a_refusal(clock):
+    limit = RateLimit(Rate(4, 2), clock=clock)
+    for _ in range(10):
+        limit.take("a", refuse=False)
+    with pytest.raises(Overloaded) as refused:
+        limit.take("a")
+    assert (refused.value.retry_after_ms, limit.refused) == (9 * 250, 1)
+    assert allowed(limit, "b") == 2
+    clock.return_value += 9 / 4
+    assert allowed(limit, "a") == 1
+
+
 def test_refusal_says_when_there_is_room(clock):
     limit = RateLimit(Rate(4, 2), clock=clock)
     for _ in range(2):
