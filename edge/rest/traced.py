@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from edge.http.messages import Application, Message, Receive, Scope, Send
 from edge.serving.traces import Traces
 
+#: Statuses of callers that may not ask. Without a token, anyone could else fill the collector, by a trace of their own.
+_STRANGERS: Final = (401, 403)
+
 
 class Traced:
-    """An application of ASGI whose requests have spans."""
+    """An application of ASGI whose requests have spans, except those of callers that it refuses."""
 
     def __init__(self, app: Application, traces: Traces, route: str) -> None:
         self._app, self._traces, self._route = app, traces, route
@@ -31,7 +36,8 @@ class Traced:
         try:
             await self._app(scope, receive, watch)
         finally:
-            self._traces.end_http(span, status)
+            if status not in _STRANGERS:  # a span that does not end is not sent
+                self._traces.end_http(span, status)
 
 
 def _split(host: str) -> tuple[str, int | None]:

@@ -124,7 +124,8 @@ def test_spans_of_http_requests(bundles):
         assert ask(address, path, good(), headers=context).status == 200
         for body, status in ((b"no JSON", 400), (good() | {"parameters": {"timeout": 1}}, 504)):
             assert ask(address, path, body, headers={**context, "Host": "[::1]"}).status == status
-        assert ask(address, "/v2").status == 200  # which has no span
+        assert ask(address, path, good(), headers={**context, "Origin": "http://evil.example"}).status == 403
+        assert ask(address, "/v2").status == 200  # neither has a span
         assert ask(address, path, method="GET").status == 405
     requests = {attributes_of(span)["http.response.status_code"]: span for span in received.spans if span.kind == 2}
     assert set(requests) == {200, 400, 504}
