@@ -26,6 +26,8 @@ from export.training.runs import RunMetrics
 
 #: Steps between two reads of the loss on a GPU, which would otherwise wait for the processor in every step.
 _GPU_STEPS = 10
+#: Steps of large models take seconds, and an interruption should lose minutes at most.
+_SAVE_SECONDS = 300.0
 _FIX = "Train again with a lower learning rate, or with another --seed."
 
 
@@ -66,7 +68,7 @@ def train(
             one; if all are lower, the first.
         state: a file for the state of the run. A run that finds its own state resumes, and ends with the same bits as
             an uninterrupted one. The caller deletes the file.
-        save_every: steps between two states; each epoch ends with a state, too.
+        save_every: steps between two states; five minutes, and each epoch, end with a state, too.
         log: receives the loss every ``log_every`` steps, and the score of each epoch.
 
     Raises:
@@ -99,7 +101,8 @@ def train(
                 if log is not None and run.step % log_every == 0:
                     run.check()
                     log.write(run.step, loss=run.last_loss, learning_rate=rate, seconds=run.seconds)
-                if run.step % save_every == 0 and run.step % per_epoch:
+                due = run.step % save_every == 0 or time.perf_counter() - run.saved > _SAVE_SECONDS
+                if due and run.step % per_epoch:
                     run.save()
             objective.model.eval()
             with run.scored_weights():
@@ -129,6 +132,7 @@ class _Run:
         self._unread: list[tuple[Tensor, Tensor]] = []  # loss and norm of the gradient
         self.best_weights: dict[str, Tensor] = {}
         self._earlier_seconds, self._started = 0.0, time.perf_counter()
+        self.saved = self._started  # when the last state was written
         self._fingerprint = ""
 
     @property
@@ -228,6 +232,7 @@ class _Run:
             "random_gpu": torch.cuda.get_rng_state() if on_gpu else None,
         }
         save_state(self.path, state)
+        self.saved = time.perf_counter()
 
 
 def clip(parameters: list[nn.Parameter], recipe: Recipe) -> Tensor:

@@ -27,6 +27,7 @@ from export.finetune.predictions import (
 from export.finetune.recipe import Distillation, FinetuningRecipe
 from export.models.heads import SequenceClassifier, SpanClassifier
 from export.models.transformer import Transformer
+from export.training import trainer
 from export.training.intervals import known_interval
 from export.training.points import Planned
 from tests.support.task_data import Seen, accuracy_on, fine_tune, make_classifier, make_transformer, same
@@ -70,6 +71,15 @@ def test_an_interrupted_run_ends_with_the_same_bits(stop, average, train, holdou
     assert (tuned.scores, tuned.losses) == (expected.scores, expected.losses)
     # A finished run is not trained again.
     assert tune(make_classifier(), train, holdout, recipe, state=state).scores == expected.scores
+
+
+def test_long_steps_are_saved_by_time(train, holdout, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "_SAVE_SECONDS", 0.0)
+    options, seen = {"state": tmp_path / "state"}, Seen()
+    with pytest.raises(KeyboardInterrupt):
+        tune(make_classifier(), train, holdout, RECIPE, **options, observer=Seen(stop=7))
+    tune(make_classifier(), train, holdout, RECIPE, **options, observer=seen)
+    assert seen.steps[0].number == 7  # the sixth step was saved, and the seventh interrupted before
 
 
 def test_a_state_of_another_run_is_rejected(train, holdout, tmp_path):
