@@ -16,9 +16,9 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from concurrent.futures import Future
-from contextlib import nullcontext, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from contextvars import copy_context
 from functools import partial
 from operator import itemgetter
@@ -87,6 +87,8 @@ class ModelControl:
         self._directory = repository.directory
         # The operations on a name wait for each other; a lock exists as long as an operation holds it or waits for it.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        #: The number of operations on a name, those that wait included: a lock that was released is theirs, not free.
+        self._busy: Counter[str] = Counter()
         self._operations: set[asyncio.Task[Any]] = set()
         self._closing = asyncio.Event()
         self._loads: dict[Entry, _Load] = {}
@@ -95,7 +97,7 @@ class ModelControl:
         self._started = asyncio.Event()
         self.room: Room | None = None
         if mode == "on-demand":
-            self.room = Room(repository, max_loaded, lambda name: self._lock(name).locked(), self._evict)
+            self.room = Room(repository, max_loaded, self._busy.__contains__, self._evict)
 
     async def start(self, only: Collection[str] | None = None) -> None:
         """Load the models of the directory, those that must be built last. One that fails stops no other.
@@ -218,7 +220,7 @@ class ModelControl:
         failures: dict[str, str] = {}
         known = False
         for actual in await self._actual_names(name):
-            async with self._lock(actual):
+            async with self._alone(actual):
                 if paths := await self._paths_of(actual):
                     known = True
                     failures |= await self._synchronise(actual, paths, paths)
@@ -232,7 +234,7 @@ class ModelControl:
 
     async def _load_on_demand(self, entry: Entry) -> Overloaded | None:
         await self._started.wait()
-        async with self._lock(entry.name):
+        async with self._alone(entry.name):
             if self.stopping:
                 raise _shutting_down()
             if entry.model or entry.withdrawn:
@@ -260,7 +262,7 @@ class ModelControl:
         names = {entry.name for entry in self._repository if entry.path in changed}
         names |= {name_of(path, manifests[path]) for path in changed & manifests.keys()}
         for name in sorted(names):
-            async with self._lock(name):
+            async with self._alone(name):
                 await self._synchronise(name, await self._paths_of(name), changed)
 
     async def _paths_of(self, name: str) -> list[Path]:
@@ -322,7 +324,7 @@ class ModelControl:
 
         def building(progress: str) -> None:
             load.building(progress)
-            if self._loads.get(entry) is load and entry.state != "UNAVAILABLE":
+            if self._loads.get(entry) is load and entry.state in ("LOADING", "READY"):
                 entry.building(progress)
 
         def report(progress: str) -> None:
@@ -356,9 +358,8 @@ class ModelControl:
 
     async def _evict(self, entry: Entry, successor: Entry) -> None:
         reason = f"evicted for {successor.name}:{successor.version}; a request loads it again"
-        lock = self._lock(entry.name)
-        # Whoever holds it is the load of the successor, or one that waits until this is done.
-        async with nullcontext() if lock.locked() else lock:
+        # Whoever holds the lock is the load of the successor, or one that waits until this is done.
+        async with nullcontext() if entry.name in self._busy else self._alone(entry.name):
             await self._close(entry.unloading(reason))
             entry.unloaded(reason)
         entry.statistics.evicted()
@@ -366,7 +367,7 @@ class ModelControl:
 
     async def _unload_all(self, name: str) -> None:
         await self._started.wait()
-        async with self._lock(name):
+        async with self._alone(name):
             self._unwanted -= Counter((name,))
             for entry in self._repository.named(name):
                 await self._unload(entry, "unloaded")
@@ -388,8 +389,14 @@ class ModelControl:
         except Exception:  # whatever it still holds, the next load must go on
             log.exception("%s %s cannot be closed", model.name, model.version)
 
-    def _lock(self, name: str) -> asyncio.Lock:
-        return self._locks.setdefault(name, asyncio.Lock())
+    @asynccontextmanager
+    async def _alone(self, name: str) -> AsyncIterator[None]:
+        self._busy[name] += 1
+        try:
+            async with self._locks.setdefault(name, asyncio.Lock()):
+                yield
+        finally:
+            self._busy -= Counter((name,))
 
 
 def _shutting_down() -> ModelNotReady:

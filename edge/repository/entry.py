@@ -82,7 +82,8 @@ class Entry:
     @property
     def created(self) -> int:
         """When its model was loaded, or where there is none, when it was listed, in seconds since 1970."""
-        return self.model.loaded_at if self.model else self._listed_at
+        model = self.model  # read once: it may be unloaded at any moment
+        return model.loaded_at if model else self._listed_at
 
     def refusal(self) -> ModelNotReady | None:
         """Return the error of a request, without a model, that may not load it before the pause is over."""

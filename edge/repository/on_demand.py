@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from edge.errors import Overloaded
 from edge.repository.control import ModelControl
@@ -36,18 +37,24 @@ class OnDemand:
             except NotLoaded as missing:
                 entry = missing.entry
             assert self._control.room
-            with self._control.room.awaited(entry, base):
+            with self._control.room.awaited(entry, base), suppress(NotLoaded):
                 await self._load(entry)
-                # In this block, so that nothing evicts it before the caller has it.
-                if entry.model and not entry.withdrawn:
-                    return entry, entry.model
+                # In this block, so that nothing evicts it before the caller has it. Found again, because a higher
+                # version may have been listed meanwhile.
+                return self._repository.ready(name, version)
 
     async def _load(self, entry: Entry) -> None:
         load = self._loads.get(entry)
         if not load:
-            load = self._loads[entry] = asyncio.create_task(self._control.load_on_demand(entry))
-            load.add_done_callback(lambda _: self._loads.pop(entry))
+            load = self._loads[entry] = asyncio.create_task(self._load_once(entry))
         if refusal := await asyncio.shield(load):
             # A new one for each request: the traceback of an error refers to frames that refer to the request.
             given, expected, fix = refusal.given, refusal.expected, refusal.fix
             raise Overloaded(refusal.subject, given=given, expected=expected, fix=fix, cause=refusal.cause)
+
+    async def _load_once(self, entry: Entry) -> Overloaded | None:
+        try:
+            return await self._control.load_on_demand(entry)
+        finally:
+            # Not in a callback: a request could share a load that has just ended without a model, again and again.
+            del self._loads[entry]

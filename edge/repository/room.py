@@ -80,7 +80,7 @@ class Room:
 
         Raises:
             Overloaded: no model can be evicted for it.
-            LoadFailed: ``stop`` is set.
+            LoadFailed: ``stop`` is set, or there is too little memory for it alone.
         """
         async with self._its_turn(entry, build, report):
             if stop.is_set():
@@ -92,7 +92,7 @@ class Room:
                 try:
                     return await attempt()
                 except LoadFailed as error:
-                    if not error.lacks_memory:
+                    if not (error.lacks_memory and self._others(entry)):
                         raise
                     lacking = error
                 await self._make_more(entry, lacking, report, stop)
@@ -150,7 +150,8 @@ class Room:
             if ready:
                 await self._evict(min(ready, key=_last_use), entry)
                 break
-            if not evictable and not any(map(_is_closing, others)):
+            # One that is kept closes only after the request that keeps it, which may wait for this load.
+            if not evictable and not any(_is_closing(other) and not self._kept[other] for other in others):
                 raise refusal
             report("waits until another model may be evicted")
             await asyncio.sleep(_LOOK_SECONDS)

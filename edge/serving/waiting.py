@@ -56,17 +56,19 @@ class Waiting:
                 take(model)
                 held.callback(model.use.give_back)
 
-            request = self.received.request
-            entry, model = await models.ready(request.model_name, request.model_version)
-            hold(model)
-            if self.parameters.head:
-                name, _, version = self.parameters.head.partition(":")
-                try:
-                    hold((await models.ready(name, version, base=entry))[1])
-                except Overloaded:
-                    raise
-                except RequestError:
-                    pass  # the checks of the request find and describe it
+            request, model = self.received.request, None
+            # Again, because another version of the model may answer once the head is loaded.
+            while (found := await models.ready(request.model_name, request.model_version))[1] is not model:
+                entry, model = found
+                hold(model)
+                if self.parameters.head:
+                    name, _, version = self.parameters.head.partition(":")
+                    try:
+                        hold((await models.ready(name, version, base=entry))[1])
+                    except Overloaded:
+                        raise
+                    except RequestError:
+                        pass  # the checks of the request find and describe it
             loading_ns = time.perf_counter_ns() - self.arrival.started_ns
             self.call = begin(self.received._replace(arrival=self.arrival._replace(loading_ns=loading_ns)))
 

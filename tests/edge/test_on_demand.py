@@ -39,7 +39,7 @@ from tests.support.letters_model import (
 )
 from tests.support.metrics import page_of
 from tests.support.models import ORACLE, serialized, write_oracle_bundle
-from tests.support.sample_requests import column, triton_input
+from tests.support.sample_requests import column, good, triton_input
 from tests.support.server_models import busy, failing_graph, write_bundle_of, write_busy_bundle
 
 NAMES = "abcde"
@@ -205,6 +205,43 @@ async def test_a_load_goes_on_alone_but_does_not_begin_so(tmp_path, loads):
         await ask(running, "b")
 
 
+async def test_a_request_that_comes_as_a_load_is_given_up(tmp_path, loads):
+    loads.held = "a"
+    async with serving(tmp_path, 2) as running:
+        first = asyncio.create_task(ask(running, "a"))
+        await until(lambda: loads["a"])
+        gone, entry = asyncio.create_task(ask(running, "b")), running.repository.find("b", "")
+        await until(lambda: entry.progress)
+        gone.cancel()
+        await asyncio.wait([gone])
+        asked = []
+
+        async def ask_all_the_time():
+            while entry.state != "READY":
+                if entry.state == "UNAVAILABLE" or asked:
+                    asked.append(asyncio.create_task(running.service._models.ready("b", "")))
+                await asyncio.sleep(0)
+
+        asking = [asyncio.create_task(ask_all_the_time()) for _ in range(2)]
+        loads.goes_on.set()
+        await asyncio.wait_for(asyncio.gather(first, *asking), 20)
+        assert {found[0] for found in await asyncio.gather(*asked)} == {entry}
+        assert loads["b"] == 1
+
+
+async def test_a_version_that_is_listed_during_a_load_answers(tmp_path, loads):
+    loads.held = "v"
+    async with serving(tmp_path, 2, lambda to: write_oracle_bundle(to / "1", "v", 1)) as running:
+        request = good()
+        request.model_name = "v"
+        asked = asyncio.create_task(running.infer(request))
+        await until(lambda: loads["v"])
+        write_oracle_bundle(running.directory / "2", "v", 2)
+        await running.control.list_unloaded()
+        loads.goes_on.set()
+        assert (await asked).model_version == "2"
+
+
 async def test_waiting_requests_count_in_the_limits_of_the_queue(tmp_path, loads):
     loads.held = "a"
     async with serving(tmp_path, 1) as running:
@@ -282,15 +319,15 @@ async def test_refusal_where_nothing_can_be_evicted(tmp_path):
         assert (entry.state, entry.wanted, entry.answers) == ("UNAVAILABLE", False, True)
 
 
-@pytest.mark.parametrize("pinned", [(), ("e",)])
-async def test_models_are_evicted_for_memory(tmp_path, pinned):
-    """Each model takes 1000 MiB of 1500, and 600 must stay free."""
+@pytest.mark.parametrize(("pinned", "size"), [((), 1500), (("e",), 1500), ((), 500)])
+async def test_models_are_evicted_for_memory(tmp_path, pinned, size):
+    """Each model takes 1000 MiB, and 600 must stay free."""
 
     root, mib = tmp_path / "machine", 2**20
     (root / "proc").mkdir(parents=True)
 
     def measure():
-        kilobytes = (1500 - 1000 * len(loaded(running))) * 1024
+        kilobytes = (size - 1000 * len(loaded(running))) * 1024
         (root / "proc" / "meminfo").write_text(f"MemAvailable: {kilobytes} kB\n")
 
     budget = MemoryBudget(MemorySampler(root, 1), 600 * mib)
@@ -300,6 +337,12 @@ async def test_models_are_evicted_for_memory(tmp_path, pinned):
         if pinned:
             with pytest.raises(Overloaded, match=r"memory for a:1: got 500 MiB.*No other model can be evicted"):
                 await ask(running, "a")
+            return
+        if size < 600:  # what no eviction helps is not tried all the time
+            for _ in range(2):
+                with pytest.raises(ModelNotReady, match=r"memory for a:1: got 500 MiB.* or later loads it again"):
+                    await ask(running, "a")
+            assert running.counted("a").loads == {"failed": 1}
             return
         for name in "abab":
             await ask(running, name)
@@ -335,6 +378,23 @@ async def test_a_base_is_not_evicted_for_its_head(tmp_path):
         with pytest.raises(Overloaded, match="room for head:1: got 1 loaded models, none of which can be evicted"):
             await running.infer(request)
         await ask(running, "a")
+
+
+async def test_a_base_that_is_unloaded_while_a_request_waits_for_its_head(tmp_path):
+    async with heads(tmp_path, 1) as (running, request):
+        entry, _ = await running.service._models.ready(LETTERS, "")
+        entry.loaded_at += 3600  # too short ago for an eviction
+        other = asyncio.create_task(ask(running, "a"))
+        await until(lambda: running.repository.find("a", "").progress == "waits until another model may be evicted")
+        asked = asyncio.create_task(running.infer(request))
+        while not running.control.room._kept:
+            await asyncio.sleep(0)
+        unloading = running.control.unload_model(LETTERS)
+        outcomes = asyncio.gather(other, asked, unloading, return_exceptions=True)
+        refused, also, unloaded = await asyncio.wait_for(outcomes, 20)
+        assert isinstance(refused, Overloaded)
+        assert isinstance(also, Overloaded)
+        assert (unloaded, loaded(running)) == (None, set())
 
 
 async def test_unloaded_models_are_described_truthfully(tmp_path):
