@@ -288,7 +288,7 @@ async def test_a_model_in_use_answers_before_it_is_closed(tmp_path):
         write_busy_bundle(repository)
 
     async with serving(tmp_path, 1, write_both) as running:
-        await running.infer(busy(1))
+        await running.infer(busy(20))  # long enough for a thread, not the event loop
         model = running.model("busy")
         running.repository.find("busy", "").loaded_at = 0.0  # it has stayed for long enough
         running_one, queued = (asyncio.create_task(running.infer(busy(500))) for _ in range(2))
