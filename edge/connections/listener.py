@@ -57,11 +57,22 @@ class Listener:
         self._accepting: list[asyncio.Task[None]] = []
         self._establishing: set[asyncio.Task[None]] = set()
 
-    async def open(self, host: str, port: int) -> int:
+    async def open(self, host: str, port: int, path: Path | None = None) -> int:
         """Listen on all addresses of a host, and return the port number; port 0 takes any free one.
 
-        Raise a UsageError if an address or the port cannot be taken.
+        With a ``path``, listen on that Unix socket instead, and return 0. Raise a UsageError if an address or the port
+        cannot be taken, and as :class:`SocketFile` does.
         """
+        if path:
+            file = SocketFile(f"--{self._name}-socket", path)
+            self._sockets, bound = [file.make(_listening_at)], 0
+            self._file = file
+        else:
+            bound = await self._open_port(host, port)
+        self._accepting = [asyncio.create_task(self._accept(each)) for each in self._sockets]
+        return bound
+
+    async def _open_port(self, host: str, port: int) -> int:
         loop = asyncio.get_running_loop()
         bound, absent = port, None
         try:
@@ -78,15 +89,7 @@ class Listener:
         except OSError as error:
             self._close_sockets()
             raise port_is_taken(f"--{self._name}-port", host, port, str(error)) from None
-        self._accepting = [loop.create_task(self._accept(each)) for each in self._sockets]
         return bound
-
-    async def open_socket(self, path: Path) -> None:
-        """Listen on a Unix socket; raise a UsageError as :class:`SocketFile` does."""
-        file = SocketFile(f"--{self._name}-socket", path)
-        self._sockets = [file.make(_listening_at)]
-        self._file = file
-        self._accepting = [asyncio.get_running_loop().create_task(self._accept(self._sockets[0]))]
 
     async def close(self) -> None:
         """Accept no further connection; those that still shake hands end."""

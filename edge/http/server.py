@@ -257,10 +257,7 @@ class HttpServer:
 
         Raise a UsageError if the address cannot be taken.
         """
-        if path:
-            await self._listener.open_socket(path)
-        else:
-            self.port = await self._listener.open(host, port)
+        self.port = await self._listener.open(host, port, path)
 
     async def drain(self, grace_seconds: float) -> None:
         """Accept no further request, and close the port after the accepted ones end. A second call has no effect."""

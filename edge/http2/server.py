@@ -81,10 +81,7 @@ class Http2Server(Endpoint):
 
         Raise a UsageError if the address cannot be taken.
         """
-        if path:
-            await self._port.open_socket(path)
-        else:
-            self.port = await self._port.open(host, port)
+        self.port = await self._port.open(host, port, path)
 
     async def drain(self, grace_seconds: float) -> None:
         """Refuse new calls, and close the port after the others end."""
@@ -102,13 +99,9 @@ class Port:
 
         self._listener = Listener("grpc", quota, limits.max_connections, protocol, context, limits.handshake_seconds)
 
-    async def open(self, host: str, port: int) -> int:
-        """Listen, and return the port number; port 0 takes any free one."""
-        return await self._listener.open(host, port)
-
-    async def open_socket(self, path: Path) -> None:
-        """Listen on a Unix socket."""
-        await self._listener.open_socket(path)
+    async def open(self, host: str, port: int, path: Path | None = None) -> int:
+        """Listen, as :meth:`Listener.open`."""
+        return await self._listener.open(host, port, path)
 
     async def drain(self, grace_seconds: float) -> None:
         """Refuse new calls, cancel the accepted ones that do not end within the grace, then close every connection."""
