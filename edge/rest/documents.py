@@ -95,13 +95,18 @@ class Ranking(NamedTuple):
         order = np.argsort(-scores, kind="stable")[: self.most].tolist()
         if not self.raw:
             scores = np.exp(-np.logaddexp(0, -scores.astype(np.float64)))
+        results = [self._result(index, float(scores[index])) for index in order]
         if not self.cohere:
-            texts = [{"text": text} for text in self.texts] if self.with_texts else [{}] * len(self.texts)
-            return encode([{"index": index, "score": float(scores[index]), **texts[index]} for index in order])
-        documents = [{"document": {"text": text}} for text in self.texts] if self.with_texts else [{}] * len(self.texts)
-        results = [{"index": index, "relevance_score": float(scores[index]), **documents[index]} for index in order]
+            return encode(results)
         about = {"id": str(uuid.uuid4()), "model": model, "usage": {"total_tokens": tokens}}
         return encode({**about, "results": results, "meta": {"api_version": {"version": "1"}}})
+
+    def _result(self, index: int, score: float) -> dict[str, Any]:
+        result: dict[str, Any] = {"index": index, "relevance_score" if self.cohere else "score": score}
+        if self.with_texts:
+            text = {"text": self.texts[index]}
+            result |= {"document": text} if self.cohere else text
+        return result
 
 
 def openai_embeddings(document: Mapping[str, Any]) -> Embeddings:

@@ -28,10 +28,11 @@ from edge.errors import (
 from edge.http.messages import accepted
 from edge.protocol import RETRY_AFTER_MS
 from edge.rest import completions, documents
-from edge.rest.json_messages import encode
+from edge.rest.json_messages import INLINE_JSON_BYTES, encode, parse
 from edge.security.access import CALLER, Access, Hosts
 from edge.security.rate import client_of
 from edge.serving.statuses import STATUSES
+from edge.serving.threads import Threads
 
 log = logging.getLogger(__name__)
 
@@ -145,6 +146,13 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
         answer.cancel()
         # The error's traceback refers to this frame, which must not refer to the error.
         del answer
+
+
+async def read_body(request: Request, body: bytes, threads: Threads, read: Callable[[dict[str, Any]], T]) -> T:
+    """Return what ``read`` makes of the JSON in a body, on a thread if that takes milliseconds."""
+    if len(body) <= INLINE_JSON_BYTES:
+        return read(parse(body))
+    return await unless_gone(request, threads.run(len(body), lambda: read(parse(body))))
 
 
 async def _disconnected(request: Request) -> None:

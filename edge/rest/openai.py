@@ -13,8 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from edge.repository.entry import Entry
 from edge.rest.completions import Choices, completion_of
-from edge.rest.endpoint import Endpoints, failed, unless_gone
-from edge.rest.json_messages import INLINE_JSON_BYTES, parse
+from edge.rest.endpoint import Endpoints, failed, read_body, unless_gone
 from edge.serving.call import InferResponse
 from edge.serving.inference import InferenceService
 from edge.serving.streams import Streams
@@ -74,11 +73,7 @@ class OpenAiApi:
     async def complete(self, request: Request) -> object:
         """Answer a request for completions, at once or as events."""
         body, threads = await self._endpoints.body(request), self._service.threads
-        if len(body) > INLINE_JSON_BYTES:
-            reading = threads.run(len(body), lambda: completion_of(parse(body)))
-            completion = await unless_gone(request, reading)
-        else:
-            completion = completion_of(parse(body))
+        completion = await read_body(request, body, threads, completion_of)
         self._service.admit()  # before a model is loaded for it
         model = await unless_gone(request, self._models.find(completion.model, TextGenerator))
         answers = Choices(completion, model)

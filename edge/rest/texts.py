@@ -16,8 +16,8 @@ from edge.datatypes import Array
 from edge.errors import InvalidRequest, Raw
 from edge.rest import documents
 from edge.rest.documents import SEVERAL, Embeddings, Ranking
-from edge.rest.endpoint import Endpoints, unless_gone
-from edge.rest.json_messages import INLINE_JSON_BYTES, MAX_JSON_BYTES, parameters_of, parse
+from edge.rest.endpoint import Endpoints, read_body, unless_gone
+from edge.rest.json_messages import MAX_JSON_BYTES, parameters_of
 from edge.serving.call import InferResponse
 from edge.serving.inference import InferenceService
 from edge.serving.request import InputTensor, RequestedOutput, UncheckedRequest
@@ -87,10 +87,7 @@ class TextApi:
 
     async def _read(self, request: Request, read: Callable[[Mapping[str, Any]], T]) -> tuple[T, int]:
         body = await self._endpoints.body(request)
-        if len(body) <= INLINE_JSON_BYTES:
-            return read(parse(body)), len(body)
-        reading = self._service.threads.run(len(body), lambda: read(parse(body)))
-        return await unless_gone(request, reading), len(body)
+        return await read_body(request, body, self._service.threads, read), len(body)
 
     async def _prepared(
         self, request: Request, size_bytes: int, prepare: Callable[[Callable[[], None]], list[Tokens]]
