@@ -106,6 +106,15 @@ async def until(reached):
     raise AssertionError("it does not come to that")
 
 
+async def ask_two(running, loads):
+    """Return requests for ``a``, whose load has begun, and for ``b``, whose load waits for it."""
+    first = asyncio.create_task(ask(running, "a"))
+    await until(lambda: loads["a"])
+    second = asyncio.create_task(ask(running, "b"))
+    await until(lambda: running.repository.find("b", "").progress)
+    return [first, second]
+
+
 async def test_the_least_recently_used_model_is_evicted(tmp_path, loads):
     async with serving(tmp_path, 2, pinned=("e",)) as running:
         assert loaded(running) == {"e"}
@@ -191,10 +200,7 @@ async def test_requests_share_a_load_and_can_leave_it(tmp_path, loads):
 async def test_a_load_goes_on_alone_but_does_not_begin_so(tmp_path, loads):
     loads.held = "a"
     async with serving(tmp_path, 2) as running:
-        tasks = [asyncio.create_task(ask(running, "a"))]
-        await until(lambda: loads["a"])
-        tasks.append(asyncio.create_task(ask(running, "b")))
-        await until(lambda: running.repository.find("b", "").progress)
+        tasks = await ask_two(running, loads)
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
@@ -469,10 +475,7 @@ async def test_a_version_leaves_while_the_load_of_another_one_waits(tmp_path):
 async def test_shutdown_during_a_load(tmp_path, loads):
     loads.held = "a"
     async with serving(tmp_path, 2) as running:
-        asked = [asyncio.create_task(ask(running, "a"))]
-        await until(lambda: loads["a"])
-        asked.append(asyncio.create_task(ask(running, "b")))
-        await until(lambda: running.repository.find("b", "").progress)
+        asked = await ask_two(running, loads)
         running.control.stop()
         loads.goes_on.set()
         first, second = await asyncio.gather(*asked, return_exceptions=True)

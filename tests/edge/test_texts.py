@@ -17,6 +17,7 @@ import tritonclient.grpc as triton
 
 from edge.launch import running_server
 from tests.support import text_pair_model
+from tests.support.commands import answer, run
 from tests.support.embedder_model import MAX_BATCH_SIZE, embeddings, ids, write_embedder_bundle
 from tests.support.http_requests import ask
 from tests.support.metrics import is_at_rest, wait_until
@@ -118,6 +119,21 @@ def test_text_embeddings_inference(url):
     asked = {"model": "better", "query": QUERY, "documents": [{"text": "bad"}], "return_documents": True}
     (result,) = ask(url, "/v1/rerank", asked).json["results"]
     assert result["document"] == {"text": "bad"}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="LangChain is for Python 3.11 and later")
+def test_the_examples_of_the_document(url):
+    page = (Path(__file__).parents[2] / "edge" / "README.md").read_text()
+    page = page.partition("### Embeddings and ranks\n")[2].partition("\n##")[0]
+    for ours, theirs in (("127.0.0.1:8000", url), ('"encoder"', '"embedder"'), ('"ranker"', '"better"')):
+        page = page.replace(ours, theirs)
+    first, second = re.findall(r"^curl .+'$", page, re.MULTILINE)
+    vectors, ranks = (json.loads(answer(run(["sh", "-c", f"{command} -sS --fail"]))) for command in (first, second))
+    assert [len(one["embedding"]) for one in vectors["data"]] == [3, 3]
+    assert sorted(one["index"] for one in ranks) == [0, 1]
+    (program,) = re.findall(r"^```python\n(.+?)^```$", page, re.MULTILINE | re.DOTALL)
+    checks = "print(embeddings.embed_query('poor good'))"
+    assert answer(run([sys.executable, "-W", "ignore", "-c", program + checks])) == "[3.0, 1.0, 0.5]\n"
 
 
 def test_models_say_what_they_do(url, stock):
