@@ -11,7 +11,7 @@ import click
 from edge.bench.layer_latencies import PREDICTION
 from edge.bundles import manifest as manifests
 from edge.bundles.bundle import Bundle
-from edge.bundles.manifest import Latency, Manifest, Measure, PredictedLatency
+from edge.bundles.manifest import Latency, Manifest, PredictedLatency
 from edge.bundles.preprocess import postprocessors
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
 from edge.bundles.steps import ImagePreprocess
@@ -99,7 +99,7 @@ def print_latencies(bundle: str, tiers: Mapping[str, Sequence[Latency]]) -> None
         print_table(f"{bundle}, latency of a run: measured, or a {PREDICTION}", columns, rows)
 
 
-def print_measures(bundle: str, measures: Sequence[Measure]) -> None:
+def print_measures(bundle: str, measures: Sequence[manifests.Measure]) -> None:
     """Print what was measured of a bundle's accuracy; nothing if that is nothing."""
     rows = [[m.metric, m.split, m.value, _interval(m.interval), m.n, m.seeds] for m in measures]
     if rows:
