@@ -1,7 +1,9 @@
 """One real server for the whole run: it serves good bundles, and a broken one among them."""
 
 import shutil
+import threading
 import time
+from collections import Counter
 
 import grpc
 import hypothesis
@@ -10,6 +12,7 @@ import pytest
 from edge.datatypes import NUMPY_TYPES
 from edge.launch import running_server
 from edge.pb import inference_pb2_grpc, telemetry_pb2_grpc
+from edge.repository import loader
 from edge.scheduling.scheduler import Scheduler
 from edge.settings import TRANSPORTS, Settings
 from tests.support.letters_model import NAME as LETTERS
@@ -162,3 +165,24 @@ def _steps_per_second(stub):
 def take(steps_per_second):
     """Return how many steps take about so many seconds."""
     return lambda seconds: max(int(seconds * steps_per_second), 1)
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """Count the loads by model; those whose name is in ``held`` wait."""
+
+    class Loads(Counter):
+        held = ""
+        goes_on = threading.Event()
+
+    counted, real = Loads(), loader.load_with
+
+    def load_with(runtime, bundle, *rest):
+        counted[bundle.manifest.name] += 1
+        if bundle.manifest.name in counted.held:
+            assert counted.goes_on.wait(20)
+        return real(runtime, bundle, *rest)
+
+    monkeypatch.setattr(loader, "load_with", load_with)
+    yield counted
+    counted.goes_on.set()

@@ -1,0 +1,141 @@
+"""Room for models: which one leaves, when, for which other one, and what is refused where none can."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from edge.errors import ModelNotReady, Overloaded
+from edge.instruments.memory import MemorySampler
+from edge.repository.budget import MemoryBudget
+from tests.support.letters_model import NAME as LETTERS
+from tests.support.letters_model import (
+    continued,
+    text_of,
+)
+from tests.support.models import write_oracle_bundle
+from tests.support.on_demand_models import ask, heads, loaded, serving, until, write
+from tests.support.server_models import busy, write_busy_bundle
+
+
+async def test_refusal_where_nothing_can_be_evicted(tmp_path):
+    async with serving(tmp_path, 1, pinned=("a",)) as running:
+        with pytest.raises(Overloaded) as caught:
+            await ask(running, "b")
+        assert str(caught.value) == (
+            "room for b:1: got 1 loaded models, none of which can be evicted, expected fewer than 1. Raise "
+            "--max-loaded, or pin fewer models."
+        )
+        await ask(running, "a")
+        assert running.counted("b").drops == {("Overloaded", "models"): 1}
+        assert running.counted("b").loads == {}
+        entry = running.repository.find("b", "")
+        assert (entry.state, entry.wanted, entry.answers) == ("UNAVAILABLE", False, True)
+
+
+@pytest.mark.parametrize(("pinned", "size"), [((), 1500), (("e",), 1500), ((), 500)])
+async def test_models_are_evicted_for_memory(tmp_path, pinned, size):
+    """Each model takes 1000 MiB, and 600 must stay free."""
+
+    root, mib = tmp_path / "machine", 2**20
+    (root / "proc").mkdir(parents=True)
+
+    def measure():
+        kilobytes = (size - 1000 * len(loaded(running))) * 1024
+        (root / "proc" / "meminfo").write_text(f"MemAvailable: {kilobytes} kB\n")
+
+    budget = MemoryBudget(MemorySampler(root, 1), 600 * mib)
+    async with serving(tmp_path, None, pinned=pinned, budget=budget) as running:
+        running.repository.on_change = measure
+        measure()
+        if pinned:
+            with pytest.raises(Overloaded, match=r"memory for a:1: got 500 MiB.*No other model can be evicted"):
+                await ask(running, "a")
+            return
+        if size < 600:  # what no eviction helps is not tried all the time
+            for _ in range(2):
+                with pytest.raises(ModelNotReady, match=r"memory for a:1: got 500 MiB.* or later loads it again"):
+                    await ask(running, "a")
+            assert running.counted("a").loads == {"failed": 1}
+            return
+        for name in "abab":
+            await ask(running, name)
+            assert loaded(running) == {name}
+        assert running.counted("a").evictions == 2
+
+
+async def test_a_head_and_its_base_are_loaded_together(tmp_path):
+    async with heads(tmp_path, 2) as (running, request):
+        expected = continued("abc", 3, shift=1)
+        for name in ("a", LETTERS, "head"):
+            assert text_of(await running.infer(request)) == expected
+            if name == "a":
+                await ask(running, "a")
+            else:
+                await running.control.unload_model(name)
+                await running.control.load_model(name)
+
+
+async def test_a_base_is_not_evicted_for_its_head(tmp_path):
+    async with heads(tmp_path, 1) as (running, request):
+        with pytest.raises(Overloaded, match="room for head:1: got 1 loaded models, none of which can be evicted"):
+            await running.infer(request)
+        await ask(running, "a")
+
+
+async def test_a_base_that_is_unloaded_while_a_request_waits_for_its_head(tmp_path):
+    async with heads(tmp_path, 1) as (running, request):
+        entry, _ = await running.service._models.ready(LETTERS, "")
+        entry.loaded_at += 3600  # too short ago for an eviction
+        other = asyncio.create_task(ask(running, "a"))
+        await until(lambda: running.repository.find("a", "").progress == "waits until another model may be evicted")
+        asked = asyncio.create_task(running.infer(request))
+        while not running.control.room._kept:
+            await asyncio.sleep(0)
+        unloading = running.control.unload_model(LETTERS)
+        outcomes = asyncio.gather(other, asked, unloading, return_exceptions=True)
+        refused, also, unloaded = await asyncio.wait_for(outcomes, 20)
+        assert isinstance(refused, Overloaded)
+        assert isinstance(also, Overloaded)
+        assert (unloaded, loaded(running)) == (None, set())
+
+
+async def test_a_version_leaves_while_the_load_of_another_one_waits(tmp_path):
+    def write_versions(repository):
+        write(repository, "a")
+        for version in (1, 2):
+            write_oracle_bundle(repository / str(version), "v", version)
+
+    async with serving(tmp_path, 1, write_versions) as running:
+        entry, _ = await running.service._models.ready("v", "1")
+        entry.loaded_at += 3600  # too short ago for an eviction
+        other = asyncio.create_task(ask(running, "a"))
+        await until(lambda: running.repository.find("a", "").progress == "waits until another model may be evicted")
+        second = asyncio.create_task(running.service._models.ready("v", "2"))
+        await until(lambda: running.repository.find("v", "2").progress == "waits for the load of another model")
+        assert entry.state == "READY"
+        entry.loaded_at -= 3600
+        await asyncio.wait_for(asyncio.gather(other, second), 20)
+        assert running.counted("v").loads == {"ready": 1}
+
+
+async def test_a_model_in_use_answers_before_it_is_closed(tmp_path):
+    def write_both(repository):
+        write(repository, "a")
+        write_busy_bundle(repository)
+
+    async with serving(tmp_path, 1, write_both) as running:
+        await running.infer(busy(20))  # long enough for a thread, not the event loop
+        model = running.model("busy")
+        running.repository.find("busy", "").loaded_at = 0.0  # it has stayed for long enough
+        running_one, queued = (asyncio.create_task(running.infer(busy(3000))) for _ in range(2))
+        await until(lambda: model.use.users == 2)
+        other = asyncio.create_task(ask(running, "a"))
+        await until(lambda: running.repository.find("busy", "").state == "UNLOADING")
+        back = asyncio.create_task(running.infer(busy(7)))  # waits for its next load
+        assert not any(task.done() for task in (running_one, queued, other))
+        for task, steps in ((running_one, 3000), (queued, 3000), (back, 7)):
+            assert np.frombuffer((await task).raw_output_contents[0], np.int64) == [steps]
+        await other
+        assert running.counted("busy").failures == running.counted("a").failures == {}
+        assert running.model("busy") is not model
