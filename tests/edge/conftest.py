@@ -170,19 +170,39 @@ def take(steps_per_second):
 @pytest.fixture
 def loads(monkeypatch):
     """Count the loads by model; those whose name is in ``held`` wait."""
-
-    class Loads(Counter):
-        held = ""
-        goes_on = threading.Event()
-
-    counted, real = Loads(), loader.load_with
+    counted, real = Held(), loader.load_with
 
     def load_with(runtime, bundle, *rest):
-        counted[bundle.manifest.name] += 1
-        if bundle.manifest.name in counted.held:
-            assert counted.goes_on.wait(20)
+        counted.add(bundle.manifest.name)
         return real(runtime, bundle, *rest)
 
     monkeypatch.setattr(loader, "load_with", load_with)
     yield counted
     counted.goes_on.set()
+
+
+@pytest.fixture
+def preparing(monkeypatch):
+    """Count what comes before the turn of a load, such as a build, by directory without version, as ``loads``."""
+    counted, real = Held(), loader.Loader.prepare
+
+    def prepare(self, bundle, *rest):
+        counted.add(bundle.path.name.partition("-")[0])
+        return real(self, bundle, *rest)
+
+    monkeypatch.setattr(loader.Loader, "prepare", prepare)
+    yield counted
+    counted.goes_on.set()
+
+
+class Held(Counter):
+    """Counts names; those in ``held`` wait until ``goes_on`` is set."""
+
+    def __init__(self):
+        super().__init__()
+        self.held, self.goes_on = "", threading.Event()
+
+    def add(self, name):
+        self[name] += 1
+        if name in self.held:
+            assert self.goes_on.wait(20)

@@ -121,7 +121,7 @@ async def test_requests_share_a_load_and_can_leave_it(tmp_path, loads):
         counted = running.counted("a")
         assert counted.failures == {"DeadlineExceeded": 2, "Cancelled": 1}
         assert counted.drops == {("DeadlineExceeded", "loading"): 2, ("Cancelled", "loading"): 1}
-        assert running.service.threads._waiting == running.service.threads._bytes == 0
+        assert running.scheduler.queue.held_jobs == running.scheduler.queue.held_bytes == 0
         assert await running.at_rest("a")
 
 
@@ -153,7 +153,7 @@ async def test_a_request_that_comes_as_a_load_is_given_up(tmp_path, loads):
         async def ask_all_the_time():
             while entry.state != "READY":
                 if entry.state == "UNAVAILABLE" or asked:
-                    asked.append(asyncio.create_task(running.service._models.ready("b", "")))
+                    asked.append(asyncio.create_task(running.service.load_waits._models.ready("b", "")))
                 await asyncio.sleep(0)
 
         asking = [asyncio.create_task(ask_all_the_time()) for _ in range(2)]
@@ -188,6 +188,7 @@ async def test_a_bundle_that_cannot_be_loaded_is_not_tried_all_the_time(tmp_path
                 assert isinstance(error, ModelNotReady)
                 assert (error.subject, error.expected) == ("model 'a'", "a bundle that can be loaded")
                 assert "sha256" in str(error.given)
+            assert loaded(running) == set("b" * attempt)  # which is not evicted for it
             assert running.counted("a").loads == {"failed": attempt + 1}
             with pytest.raises(ModelNotReady, match=r"A request in \d\.\d s or later loads it again") as caught:
                 await ask(running, "a")
@@ -203,8 +204,7 @@ async def test_a_bundle_that_cannot_be_loaded_is_not_tried_all_the_time(tmp_path
 async def test_unloaded_models_are_described_truthfully(tmp_path):
     async with serving(tmp_path, 1, pinned=()) as running:
         health = Health(running.repository, running.scheduler.runs)
-        models = running.service._models
-        metadata = Metadata(running.repository, running.scheduler, health, models=models)
+        metadata = Metadata(running.repository, running.scheduler, health, service=running.service)
         health.accept()
         await ask(running, "a")
         await ask(running, "b")
@@ -242,10 +242,10 @@ async def test_the_highest_version_answers_until_it_fails(tmp_path):
 
     async with serving(tmp_path, 1, write_versions) as running:
         assert running.repository.find("v", "").version == "2"
-        assert (await running.service._models.ready("v", ""))[0].version == "1"
+        assert (await running.service.load_waits._models.ready("v", ""))[0].version == "1"
         write_oracle_bundle(running.directory / "2", "v", 2, replace=True)
         with pytest.raises(ModelNotReady):
-            await running.service._models.ready("v", "2")  # in its pause
+            await running.service.load_waits._models.ready("v", "2")  # in its pause
         await running.control.load_model("v")  # both versions, one after the other
         assert [entry.version for entry in running.repository.named("v") if entry.model] == ["2"]
 
