@@ -94,7 +94,7 @@ def doctor(context: click.Context, bundles: tuple[Path, ...], target: str, cache
         *runtime_checks(on_jetson=board is not None),
         *_memory(),
         _cache(cache_directory(cache)),
-        *_places(context),
+        *places_to_listen(context),
         *(check for path in bundles for check in bundle_checks(path, target, cache)),
     ]
     if as_json:
@@ -159,7 +159,7 @@ def _cache(cache: Path) -> Check:
         return Check("cache", "failed", str(error), advice)
 
 
-def _places(context: click.Context) -> Iterator[Check]:
+def places_to_listen(context: click.Context) -> Iterator[Check]:
     """Yield whether a server can listen where ``fewheads serve`` would, by its variables and its file of options."""
     commands = context.find_root().command
     serve = commands.get_command(context, "serve") if isinstance(commands, click.Group) else None

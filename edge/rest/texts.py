@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from edge.bundles.preprocess import Tokens
 from edge.datatypes import Array
-from edge.errors import InvalidRequest, Raw, RunnerError
+from edge.errors import DeadlineExceeded, InvalidRequest, Overloaded, Raw, RunnerError
 from edge.rest import documents
 from edge.rest.documents import SEVERAL, Embeddings, Ranking
 from edge.rest.endpoint import Endpoints, read_body, unless_gone
@@ -141,7 +141,14 @@ class TextApi:
         async def add(response: InferResponse, final: bool) -> None:
             values[int(response.id)] = response.outputs[output]
 
-        await self._streams.answer_all(requests(), add, _RUNS, deadline)
+        try:
+            await self._streams.answer_all(requests(), add, _RUNS, deadline)
+        except Overloaded as error:
+            if error.cause != "deadline" or not values:
+                raise
+            # Some runs were in time, so that there are too many for the deadline, and to repeat them would not help.
+            given, expected = Raw(f"{len(values)} of {len(runs)} runs"), "all of them before the deadline"
+            raise DeadlineExceeded("request", given=given, expected=expected, fix=SEVERAL) from None
         joined: Array = np.concatenate([values[number] for number in range(len(runs))])
         if not np.isfinite(joined).all():  # which JSON cannot hold
             subject, given = f"output {output!r} of {model.model.name!r}", Raw("a NaN or an infinity")
