@@ -293,6 +293,7 @@ class ModelControl:
 
     async def _unload(self, entry: Entry, reason: str) -> None:
         self._loads.drop(entry)
+        await self._settled(entry.name)
         if entry.model:
             await self._loads.close(entry.unloading(reason))
             log.info("%s %s: %s", entry.name, entry.version, reason)

@@ -19,7 +19,7 @@ from edge.instruments.memory import MemorySampler
 from edge.repository.budget import MemoryBudget
 from edge.repository.model import Model
 from edge.runtimes import cache as builds
-from edge.runtimes.build import Loaded, build_with, has_build, load_with
+from edge.runtimes.build import Loaded, build_with, has_build, load_with, not_built
 from edge.runtimes.build_child import stopped
 from edge.runtimes.runtime import BuildProgress, Runtime, Source
 from edge.runtimes.table import choose, first_that_works
@@ -104,11 +104,14 @@ class Loader:
 
         def prepare(runtime: Runtime) -> None:
             unbuilt = self._unbuilt(runtime, bundle)
-            if not runtime.isolated_build:
-                for tier, role in unbuilt:
-                    bundle.check(runtime.artifact(bundle, tier, role).file)
-            elif self._build:
+            if runtime.isolated_build and self._build:
                 self._build_all(runtime, bundle, unbuilt, progress, stop)
+                return
+            for tier, role in unbuilt:
+                source = Source.of(bundle, runtime, tier, role)
+                if runtime.isolated_build:
+                    raise not_built(runtime, source, self._cache)
+                bundle.check(source.artifact.file)
 
         first_that_works(self._target, str(bundle.path), prepare)
 

@@ -35,11 +35,19 @@ class Loads:
         self._current: dict[Entry, Load] = {}
 
     def begin(self, entry: Entry, bundle: Bundle, *, for_requests: bool = False) -> Load:
-        """Begin to load a bundle into an entry that is LOADING or READY; return it, or the same load in progress."""
+        """Begin to load a bundle into an entry that is LOADING or READY; return it, or the same load in progress.
+
+        A load of other files into the entry is stopped. One that is not only ``for_requests`` any more does not depend
+        on them.
+        """
         load = self._current.get(entry)
-        if not load or load.bundle.manifest != bundle.manifest:
-            load = self._current[entry] = Load(entry, bundle, for_requests=for_requests)
-            load.task = asyncio.create_task(self._load(load))
+        if load and load.bundle.manifest == bundle.manifest:
+            load.for_requests = load.for_requests and for_requests
+            return load
+        if load:
+            load.stop()
+        load = self._current[entry] = Load(entry, bundle, for_requests=for_requests)
+        load.task = asyncio.create_task(self._load(load))
         return load
 
     async def end_of(self, load: Load) -> FewheadsError | None:

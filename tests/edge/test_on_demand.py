@@ -23,11 +23,7 @@ from tests.support.embedder_model import embeddings, write_embedder_bundle
 from tests.support.http_requests import INFER
 from tests.support.http_requests import ask as http_ask
 from tests.support.letters_model import NAME as LETTERS
-from tests.support.letters_model import (
-    completion,
-    continued,
-    write_letters_bundle,
-)
+from tests.support.letters_model import completion, continued, write_letters_bundle
 from tests.support.metrics import page_of
 from tests.support.models import ORACLE, write_oracle_bundle
 from tests.support.on_demand_models import NAMES, ask, loaded, serving, until, write

@@ -1,6 +1,7 @@
 """Room for models: which one leaves, when, for which other one, and what is refused where none can."""
 
 import asyncio
+import shutil
 
 import numpy as np
 import pytest
@@ -8,15 +9,13 @@ import pytest
 from edge.bundles.bundle import Bundle
 from edge.errors import BackendError, LoadFailed, ModelNotReady, NotFound, Overloaded
 from edge.instruments.memory import MemorySampler
+from edge.repository import load as repository_load
 from edge.repository.budget import MemoryBudget
 from edge.repository.load import Load
 from edge.runtimes import table
 from edge.runtimes.onnxruntime import OnnxRuntimeCpu
 from tests.support.letters_model import NAME as LETTERS
-from tests.support.letters_model import (
-    continued,
-    text_of,
-)
+from tests.support.letters_model import continued, text_of
 from tests.support.models import write_oracle_bundle
 from tests.support.on_demand_models import ask, heads, loaded, serving, until, write
 from tests.support.server_models import busy, write_busy_bundle
@@ -175,6 +174,59 @@ async def test_a_load_that_fails_during_the_eviction_of_its_earlier_model(tmp_pa
             await reloaded
         await other
         assert (loaded(running), entry.state) == ({"b"}, "UNAVAILABLE")
+
+
+async def test_an_unload_during_an_eviction_is_the_last_word(tmp_path, preparing, monkeypatch):
+    monkeypatch.setattr(repository_load, "_STOP_SECONDS", 0.0)
+    async with serving(tmp_path, 1) as running:
+        await ask(running, "a")
+        entry, use = running.repository.find("a", ""), running.model("a").use
+        entry.loaded_at, _ = 0.0, use.take()
+        preparing.held = "a"
+        reloaded = asyncio.create_task(running.control.load_model("a"))
+        await until(lambda: preparing["a"] == 2)
+        other = asyncio.create_task(ask(running, "b"))
+        await until(lambda: entry.state == "UNLOADING")
+        unloaded = asyncio.create_task(running.control.unload_model("a"))
+        await until(reloaded.done)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert (entry.state, unloaded.done()) == ("UNLOADING", False)  # its model still has a user
+        preparing.goes_on.set()
+        use.give_back()
+        await asyncio.gather(unloaded, other)
+        assert (loaded(running), entry.reason, entry.withdrawn) == ({"b"}, "unloaded", True)
+        with pytest.raises(LoadFailed):
+            await reloaded
+
+
+async def test_a_load_that_a_client_joins_does_not_depend_on_the_requests_that_began_it(tmp_path, preparing):
+    async with serving(tmp_path, 1) as running:
+        preparing.held = "a"
+        asked = asyncio.create_task(ask(running, "a"))
+        await until(lambda: preparing["a"])
+        generation = running.repository.generation
+        joined = asyncio.create_task(running.control.load_model("a"))
+        await until(lambda: running.repository.generation > generation)
+        asked.cancel()
+        await asyncio.wait([asked])
+        preparing.goes_on.set()
+        await joined
+        assert loaded(running) == {"a"}
+
+
+async def test_a_load_of_files_that_were_replaced_meanwhile_is_stopped(tmp_path, preparing, loads):
+    async with serving(tmp_path, 1, lambda repository: write_oracle_bundle(repository / "a-1", "a")) as running:
+        preparing.held = "a"
+        asked = asyncio.create_task(ask(running, "a"))
+        await until(lambda: preparing["a"])
+        shutil.rmtree(running.directory / "a-1")
+        write(running.directory, "a")
+        reloaded = asyncio.create_task(running.control.load_model("a"))
+        await until(lambda: preparing["a"] == 2)
+        preparing.goes_on.set()
+        await asyncio.gather(asked, reloaded)  # by the model that the request is for
+        assert loads == {"a": 1}
 
 
 async def test_a_version_is_loaded_during_the_build_of_another_one(tmp_path, preparing):

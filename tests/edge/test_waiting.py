@@ -14,7 +14,7 @@ from edge.serving.call import MESSAGE, Arrival, Received
 from edge.serving.metadata import Metadata
 from edge.serving.request import InputTensor, UncheckedRequest
 from edge.serving.waiting import Waiting
-from tests.support.on_demand_models import ask, loaded, request_to, serving, until
+from tests.support.on_demand_models import ask, request_to, serving, until
 from tests.support.secured_servers import tokens_file
 
 
@@ -74,7 +74,7 @@ async def test_a_model_is_described_within_the_limits_of_requests(tmp_path, load
             await metadata.model_metadata(asked)
         assert running.scheduler.queue.held_jobs == 0
         loads.goes_on.set()
-        await until(lambda: loaded(running))
+        await running.service.load_waits._models.ready("a", "")
         assert (await metadata.model_metadata(asked)).name == "a"  # a loaded one is described to everyone
 
 

@@ -7,11 +7,7 @@ import numpy as np
 
 from edge.pb import inference_pb2 as pb
 from tests.support.in_process import running_service
-from tests.support.letters_model import (
-    text_request,
-    write_letters_bundle,
-    write_letters_head,
-)
+from tests.support.letters_model import text_request, write_letters_bundle, write_letters_head
 from tests.support.models import serialized
 from tests.support.server_models import failing_graph, write_bundle_of
 
