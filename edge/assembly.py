@@ -120,7 +120,7 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
         health,
         default_timeout_seconds=timeout_seconds,
         extensions=extensions(settings.model_control, shared_memory),
-        models=models,
+        service=inference,
     )
     streams = Streams(inference, health.draining)
     allow = settings.allow_log_settings
@@ -149,7 +149,7 @@ def assemble(settings: Settings, logs: Logs) -> Parts:
         from edge.rest.paths import RestApi
         from edge.serving.text_models import TextModels
 
-        text_models, most_bytes = TextModels(repository, models), settings.max_message_bytes
+        text_models, most_bytes = TextModels(repository, inference.load_waits), settings.max_message_bytes
         api = RestApi(inference, streams, metadata, text_models, changes, access, most_bytes, hosts, traces)
         rest = HttpServer("http", api.application, quota, _MAX_HTTP_CONNECTIONS, certificates)
     if settings.metrics_port is not None:

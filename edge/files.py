@@ -15,6 +15,8 @@ from pathlib import Path
 
 from edge.errors import BundleError, Raw, UsageError
 
+#: Bytes that are hashed at a time.
+_PART_BYTES = 1024**2
 COPY_AGAIN = "Copy the bundle again from where it was exported, or export it again."
 
 
@@ -46,6 +48,17 @@ def read_recorded(path: Path, size_bytes: int, digest: str) -> bytes:
     if (actual := sha256(data)) != digest:
         raise _wrong(f"file {path} sha256", actual, digest)
     return data
+
+
+def check_recorded(path: Path, size_bytes: int, digest: str) -> None:
+    """Raise a BundleError as :func:`read_recorded`, in little memory however large the file is."""
+    check_size(path, size_bytes)
+    hashed = hashlib.sha256()
+    with _opened(path) as (descriptor, _), open(descriptor, "rb", closefd=False) as file:
+        while part := file.read(_PART_BYTES):
+            hashed.update(part)
+    if (actual := hashed.hexdigest()) != digest:
+        raise _wrong(f"file {path} sha256", actual, digest)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from edge.bundles.fields import Role
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import MANIFEST_NAME, Artifact, FileRecord, Manifest, Tier
 from edge.errors import BundleError, Raw
-from edge.files import COPY_AGAIN, check_size, read_recorded, replaced_directory, sha256, write_durably
+from edge.files import COPY_AGAIN, check_recorded, check_size, read_recorded, replaced_directory, sha256, write_durably
 
 
 @dataclass(eq=False)
@@ -105,6 +105,11 @@ class Bundle:
         """Return the bytes of a listed file, hashed as they are read; raise a BundleError if it has changed."""
         record = self.manifest.files[name]
         return read_recorded(self.path / name, record.size_bytes, record.sha256)
+
+    def check(self, name: str) -> None:
+        """Hash a listed file; raise a BundleError if it has changed."""
+        record = self.manifest.files[name]
+        check_recorded(self.path / name, record.size_bytes, record.sha256)
 
 
 def write_bundle(

@@ -101,7 +101,7 @@ class TokenizerPreprocessor(_TextPreprocessor):
     """Text, or pairs of texts (BYTES, [-1, 1]), to token ids, mask, segments and offsets (INT64, [-1, tokens, …]).
 
     ``definition`` is the ``tokenizer.json``, ``subject`` its name in errors. Text that is too long is cut, or refused
-    without ``cut``, as is text without tokens then. Raise a BundleError if it is not a tokenizer or leaves no room for
+    without ``cut``; text without tokens is refused. Raise a BundleError if it is not a tokenizer or leaves no room for
     text in the manifest's ``max_length``, a BackendError without the package ``tokenizers``.
     """
 
@@ -132,8 +132,7 @@ class TokenizerPreprocessor(_TextPreprocessor):
                 (encoding,) = self._tokenizer.encode_batch([(first, *second) if second else first])
             else:
                 encoding = self._tokenizer.encode(first, *second)
-            if not self._cut:
-                self._check_length(len(encoding.ids))
+            self._check_length(len(encoding.ids))  # one that is cut is too short only if it has no tokens
             # Only these, because an encoding also holds what was cut off.
             rows.append(_tokens(encoding.ids, encoding.type_ids, encoding.offsets if self.config.offsets else []))
         return rows

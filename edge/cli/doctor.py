@@ -21,7 +21,8 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.preprocess import preprocessor
 from edge.cli.options import PATH, cache_option, target_option
 from edge.cli.output import json_option, print_fields, print_json
-from edge.errors import FewheadsError
+from edge.connections.socket_file import SocketFile
+from edge.errors import FewheadsError, UsageError
 from edge.instruments.board import BoardInfo, Release, parse_release, read_board
 from edge.instruments.memory import MemorySampler
 from edge.instruments.sensors import read_text
@@ -29,7 +30,6 @@ from edge.programs.tier_program import load_tier
 from edge.runtimes.cache import cache_directory
 from edge.runtimes.runtime import Runtime
 from edge.runtimes.table import RUNTIMES, choose
-from edge.settings import Settings
 
 #: Packages of the server. The runtimes check their own packages.
 _NEEDED = ("grpcio", "grpcio-health-checking", "grpcio-reflection", "msgspec", "numpy", "prometheus-client", "protobuf")
@@ -82,8 +82,8 @@ class Check(msgspec.Struct, frozen=True):
 def doctor(context: click.Context, bundles: tuple[Path, ...], target: str, cache: Path | None, as_json: bool) -> None:
     """Check what the program needs; exit with 1 if a check fails.
 
-    That is Python, packages, board, container, runtimes, memory, cache and ports. Of each BUNDLE, also load every
-    file, and compare it with its golden outputs.
+    That is Python, packages, board, container, runtimes, memory, cache, and the ports and sockets of `fewheads serve`.
+    Of each BUNDLE, also load every file, and compare it with its golden outputs.
     """
     board = read_board()
     checks = [
@@ -94,7 +94,7 @@ def doctor(context: click.Context, bundles: tuple[Path, ...], target: str, cache
         *runtime_checks(on_jetson=board is not None),
         *_memory(),
         _cache(cache_directory(cache)),
-        *_ports(),
+        *places_to_listen(context),
         *(check for path in bundles for check in bundle_checks(path, target, cache)),
     ]
     if as_json:
@@ -159,15 +159,40 @@ def _cache(cache: Path) -> Check:
         return Check("cache", "failed", str(error), advice)
 
 
-def _ports() -> Iterator[Check]:
-    for option, port in (("--grpc-port", Settings.grpc_port), ("--metrics-port", Settings.metrics_port)):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((Settings.host, port or 0))
-                yield Check(f"port {port}", "ok", "free")
-            except OSError as error:
-                yield Check(f"port {port}", "warning", str(error), f"Serve on another one with {option}.")
+def places_to_listen(context: click.Context) -> Iterator[Check]:
+    """Yield whether a server can listen where ``fewheads serve`` would, by its variables and its file of options."""
+    commands = context.find_root().command
+    serve = commands.get_command(context, "serve") if isinstance(commands, click.Group) else None
+    assert serve
+    try:
+        options = serve.make_context("serve", []).params
+    except (click.UsageError, UsageError) as error:
+        found = error.format_message() if isinstance(error, click.UsageError) else str(error)
+        yield Check("options", "failed", found, "Correct the variable, or the file that FEWHEADS_SERVE_CONFIG names.")
+        return
+    for name in ("grpc", "http", "metrics"):
+        path, port = options.get(f"{name}_socket"), options[f"{name}_port"]
+        if path:
+            yield _socket(f"--{name}-socket", path)
+        elif port and not (name == "metrics" and options["no_metrics"]):  # port 0 is any free one
+            yield _port(f"--{name}-port", options["host"], port)
+
+
+def _socket(option: str, path: Path) -> Check:
+    try:
+        SocketFile(option, path).check()
+        return Check(f"socket {path}", "ok", "free")
+    except UsageError as error:
+        return Check(f"socket {path}", "warning", str(error.given), error.fix)
+
+
+def _port(option: str, host: str, port: int) -> Check:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+        return Check(f"port {port}", "ok", "free")
+    except (OSError, OverflowError) as error:  # the latter is of a number that no port has
+        return Check(f"port {port}", "warning", str(error), f"Serve on another one with {option}.")
 
 
 def jetson_checks(

@@ -42,7 +42,7 @@ def serve(metrics_port: int, no_metrics: bool, as_json: bool, **options: Any) ->
     # gRPC's core reads this when it is imported. Otherwise it logs what clients send with GOAWAY, as it is.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from edge import server  # imports the transports, which `--help` does not need
-    from edge.repository.control import LOAD_THREAD
+    from edge.repository.load import LOAD_THREAD
 
     gc.freeze()  # modules live as long as the process, so collections can skip them
     _run(server.serve(settings, lambda ready: _announce(ready, settings, as_json)))

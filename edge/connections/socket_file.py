@@ -60,7 +60,8 @@ class SocketFile:
     def _make(self, bind: Callable[[Path], T]) -> T:
         mask = os.umask(_UMASK)
         try:
-            self._make_room()
+            self.check()
+            self._path.unlink(missing_ok=True)
             made = bind(self._path)
             self._made = os.open(self._path, os.O_PATH | os.O_NOFOLLOW)
         except (OSError, RuntimeError) as error:  # RuntimeError is gRPC's
@@ -70,7 +71,8 @@ class SocketFile:
             os.umask(mask)
         return made
 
-    def _make_room(self) -> None:
+    def check(self) -> None:
+        """Raise a UsageError as :meth:`make` if no server can listen there now."""
         size = len(os.fsencode(self._path))
         if size > _MAX_PATH_BYTES:
             raise self._wrong(f"{size} bytes", f"a path of at most {_MAX_PATH_BYTES} bytes", "Give a shorter one.")
@@ -89,7 +91,6 @@ class SocketFile:
             if probe.connect_ex(os.fsencode(self._path)) not in _STALE:
                 fix = "Stop that server, or give another path."
                 raise self._wrong("the socket of another server", "a path where none listens", fix)
-        self._path.unlink(missing_ok=True)
 
     def _wrong(self, given: str, expected: str, fix: str) -> UsageError:
         return UsageError(f"{self._option} {self._path}", given=Raw(given), expected=expected, fix=fix)

@@ -200,7 +200,7 @@ class GRPCInferenceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RepositoryIndex(self, request, context):
-        """Extension model_repository. Loading and unloading only with --model-control explicit.
+        """Extension model_repository. Loading and unloading only with --model-control explicit or on-demand.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -5,7 +5,7 @@ one step on the same loop, so it gets either the old model, which is closed only
 the new one.
 
 A load that takes too long, as with golden inputs for which the model computes without end, goes on by itself: nothing
-waits for it, and its entry has the reason until it ends.
+waits for it, and its entry has the reason until it ends (:mod:`edge.repository.loads`).
 """
 
 from __future__ import annotations
@@ -13,59 +13,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import threading
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Collection, Coroutine
 from contextlib import asynccontextmanager, nullcontext, suppress
-from contextvars import copy_context
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
 from edge.bundles.bundle import Bundle
 from edge.errors import FewheadsError, LoadFailed, ModelNotReady, Overloaded, Raw, Unsupported
 from edge.repository.entry import Entry
-from edge.repository.loader import load_limit_seconds
-from edge.repository.model import Model
-from edge.repository.repository import Key, Repository, load_error, name_of
+from edge.repository.load import Load
+from edge.repository.loads import Loads
+from edge.repository.repository import Key, Repository, name_of
 from edge.repository.room import Room
-from edge.runtimes.build_child import stopped
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Name of the threads that load. One whose load never ends is still there when the server has ended.
-LOAD_THREAD = "load"
-#: Between two looks at a load.
-_LOOK_SECONDS = 0.25
-#: Time in which a load ends once it is not wanted; a build needs it to end its process.
-_STOP_SECONDS = 2.0
-
-
-class _Load:
-    """A load of a bundle, on a thread of its own; ``on_demand`` says that it is for requests."""
-
-    def __init__(self, bundle: Bundle, on_demand: bool) -> None:
-        self.bundle, self.on_demand = bundle, on_demand
-        self.task: asyncio.Task[FewheadsError | None] | None = None
-        self.unwanted = threading.Event()  # set, it ends a build
-        self._stopped_at = math.inf
-        self._began = time.monotonic()  # infinite while it reports what it waits for, such as a build
-
-    def stop(self) -> None:
-        self._stopped_at = min(self._stopped_at, time.monotonic())
-        self.unwanted.set()
-
-    def building(self, progress: str) -> None:
-        self._began = math.inf if progress else time.monotonic()
-
-    def is_late(self, seconds: float) -> bool:
-        return time.monotonic() > min(self._began + seconds, self._stopped_at + _STOP_SECONDS)
+#: Between two looks at a model that is being evicted.
+_LOOK_SECONDS: Final = 0.02
 
 
 class ModelControl:
@@ -81,8 +50,7 @@ class ModelControl:
     def __init__(
         self, repository: Repository, mode: str, watchdog_seconds: float = math.inf, max_loaded: int | None = None
     ) -> None:
-        self.mode, self._watchdog_seconds = mode, watchdog_seconds
-        self.stopping = False
+        self.mode, self.stopping = mode, False
         self._repository = repository
         self._directory = repository.directory
         # The operations on a name wait for each other; a lock exists as long as an operation holds it or waits for it.
@@ -91,13 +59,13 @@ class ModelControl:
         self._busy: Counter[str] = Counter()
         self._operations: set[asyncio.Task[Any]] = set()
         self._closing = asyncio.Event()
-        self._loads: dict[Entry, _Load] = {}
         #: The number of unloads of a name that stop its loads and do not hold the name's lock yet.
         self._unwanted: Counter[str] = Counter()
         self._started = asyncio.Event()
         self.room: Room | None = None
         if mode == "on-demand":
             self.room = Room(repository, max_loaded, self._busy.__contains__, self._evict)
+        self._loads = Loads(repository, watchdog_seconds, self.room)
 
     async def start(self, only: Collection[str] | None = None) -> None:
         """Load the models of the directory, those that must be built last. One that fails stops no other.
@@ -123,21 +91,21 @@ class ModelControl:
         for _, entry, bundle in sorted(readable, key=itemgetter(0)):
             if self.stopping:
                 break
-            await self._replace(entry, bundle)
+            await self._loads.end_of(self._begin(entry, bundle))
         self._started.set()
 
     def stop(self) -> None:
         """Load no further model, and stop the loads."""
         self.stopping = True
-        for load in self._loads.values():
-            load.stop()
+        self._loads.stop()
 
     def check_explicit(self, method: str) -> None:
         """Raise Unsupported unless clients may load and unload models."""
         if self.mode not in ("explicit", "on-demand"):
             given = Raw(f"a server with --model-control {self.mode}")
-            fix = "Start it with `fewheads serve --model-control explicit`."
-            raise Unsupported(method, given=given, expected="--model-control explicit", fix=fix)
+            fix = "Start it with `fewheads serve --model-control explicit`, or on-demand."
+            expected = "--model-control explicit or on-demand"
+            raise Unsupported(method, given=given, expected=expected, fix=fix)
 
     async def load_on_demand(self, entry: Entry) -> Overloaded | None:
         """Load one version of a model for requests, once there is room; return the error if none can be made.
@@ -168,9 +136,7 @@ class ModelControl:
         Raise ModelNotReady if the server is shutting down.
         """
         self._unwanted[name] += 1
-        for entry, load in self._loads.items():
-            if entry.name == name:
-                load.stop()
+        self._loads.stop(name)
         await self._run(self._unload_all(name))
 
     async def list_unloaded(self) -> None:
@@ -240,13 +206,16 @@ class ModelControl:
             if entry.model or entry.withdrawn:
                 return None
             content = await asyncio.to_thread(self._directory.read, entry.path, entry.name)
+            await self._settled(entry.name)
             if isinstance(content, FewheadsError):
                 entry.loading(entry.path)
                 entry.failed(content)
                 return None
             entered, bundle = self._repository.enter(entry.name, entry.path, content, {})
-            failure = await self._replace(entered, bundle, on_demand=True) if bundle else None
-            return failure if isinstance(failure, Overloaded) else None
+            load = self._begin(entered, bundle, for_requests=True) if bundle else None
+        # Without the lock: a build takes minutes, in which other versions are loaded and unloaded.
+        failure = await self._loads.end_of(load) if load else None
+        return failure if isinstance(failure, Overloaded) else None
 
     async def _actual_names(self, name: str) -> list[str]:
         """Return a name, and those of the bundles that could not be read before and were listed under it."""
@@ -279,11 +248,12 @@ class ModelControl:
         taken: dict[Key, Path] = {}
         for path in paths:
             content = await asyncio.to_thread(self._directory.read, path, name)
+            await self._settled(name)
             entry, bundle = self._repository.enter(name, path, content, taken)
             present.append(entry)
             # A reason may be outdated without a change: a bundle that was renamed while it was read, and back again.
             if bundle and (path in changed or not entry.model or entry.reason):
-                await self._replace(entry, bundle)
+                await self._loads.end_of(self._begin(entry, bundle))
             if entry.reason:
                 failures[path.name] = entry.reason
         if not failures:
@@ -293,74 +263,22 @@ class ModelControl:
                     self._repository.forget(entry)
         return failures
 
-    async def _replace(self, entry: Entry, bundle: Bundle, *, on_demand: bool = False) -> FewheadsError | None:
-        """Load a bundle, or wait for a load of the same files; return when it has ended, or takes too long.
-
-        The result is the error of a load that failed, or for which there was no room.
-        """
-        load = self._loads.get(entry)
-        if not load or load.bundle.manifest != bundle.manifest:
-            load = self._loads[entry] = _Load(bundle, on_demand)
-            load.task = asyncio.create_task(self._load_bundle(entry, load))
+    def _begin(self, entry: Entry, bundle: Bundle, *, for_requests: bool = False) -> Load:
+        load = self._loads.begin(entry, bundle, for_requests=for_requests)
         if self.stopping or entry.name in self._unwanted:
             load.stop()
-        assert load.task
-        limit_seconds = load_limit_seconds(bundle, self._watchdog_seconds)
-        while not load.is_late(limit_seconds):
-            await asyncio.wait({load.task}, timeout=_LOOK_SECONDS)
-            if load.task.done():
-                return load.task.result()  # or raise what interrupted it
-        subject, expected = f"bundle {bundle.path}", f"one within {limit_seconds:.1f} s"
-        given, fix = Raw("no end of its load yet"), "It goes on. If it never ends, look at its golden inputs."
-        late = LoadFailed(subject, given=given, expected=expected, fix=fix)
-        if self.room:
-            self.room.end_turn(entry)
-        late = stopped(subject) if load.unwanted.is_set() else late
-        entry.failed(late)
-        return late
+        return load
 
-    async def _load_bundle(self, entry: Entry, load: _Load) -> FewheadsError | None:
-        loop = asyncio.get_running_loop()
-
-        def building(progress: str) -> None:
-            load.building(progress)
-            if self._loads.get(entry) is load and entry.state in ("LOADING", "READY"):
-                entry.building(progress)
-
-        def report(progress: str) -> None:
-            loop.call_soon_threadsafe(building, progress)
-
-        loader = self._repository.loader
-        work = partial(loader.load_model, load.bundle, report, load.unwanted)
-        model, failure = None, None
-        try:
-            if self.room:
-                build = _on_thread(partial(loader.build_model, load.bundle, report, load.unwanted))
-                loading = partial(_on_thread, partial(work, evicts=True))
-                model = await self.room.load_model(entry, build, loading, building, load.unwanted, load.on_demand)
-            else:
-                model = await _on_thread(work)
-        except Exception as error:
-            failure = load_error(load.bundle.path, error)
-        if self._loads.get(entry) is not load or entry not in self._repository:  # unloaded or loaded again meanwhile
-            if model:
-                await self._close(model)
-            return failure
-        del self._loads[entry]
-        entry.loading(load.bundle.path)  # it is not, if this took too long
-        if entry.on_demand and not entry.model and (isinstance(failure, Overloaded) or not (failure or model)):
-            entry.unloaded(str(failure or "not loaded"))  # the bundle may be sound
-        elif failure:
-            entry.failed(failure)
-        elif model and (replaced := entry.loaded(model)):
-            await self._close(replaced)
-        return failure
+    async def _settled(self, name: str) -> None:
+        """Wait while a model of a name is being evicted, whose entry can be in no other state before that has ended."""
+        while any(entry.state == "UNLOADING" for entry in self._repository.named(name)):
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def _evict(self, entry: Entry, successor: Entry) -> None:
         reason = f"evicted for {successor.name}:{successor.version}; a request loads it again"
         # Whoever holds the lock is the load of the successor, or one that waits until this is done.
         async with nullcontext() if entry.name in self._busy else self._alone(entry.name):
-            await self._close(entry.unloading(reason))
+            await self._loads.close(entry.unloading(reason))
             entry.unloaded(reason)
         entry.statistics.evicted()
         log.info("%s %s: %s", entry.name, entry.version, reason)
@@ -374,20 +292,12 @@ class ModelControl:
                 entry.withdrawn = True
 
     async def _unload(self, entry: Entry, reason: str) -> None:
-        if load := self._loads.pop(entry, None):
-            load.stop()
+        self._loads.drop(entry)
+        await self._settled(entry.name)
         if entry.model:
-            await self._close(entry.unloading(reason))
+            await self._loads.close(entry.unloading(reason))
             log.info("%s %s: %s", entry.name, entry.version, reason)
         entry.unloaded(reason)
-
-    async def _close(self, model: Model) -> None:
-        model.use.end()
-        await model.use.wait_unused()
-        try:
-            await asyncio.to_thread(self._repository.loader.close, model)
-        except Exception:  # whatever it still holds, the next load must go on
-            log.exception("%s %s cannot be closed", model.name, model.version)
 
     @asynccontextmanager
     async def _alone(self, name: str) -> AsyncIterator[None]:
@@ -402,18 +312,3 @@ class ModelControl:
 def _shutting_down() -> ModelNotReady:
     given = Raw("a server that is shutting down")
     return ModelNotReady("server", given=given, expected="READY", fix="Use another server.")
-
-
-async def _on_thread(work: Callable[[], T]) -> T:
-    """Await work as ``asyncio.to_thread`` does, on a thread for which the end of the process does not wait."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        future.set_running_or_notify_cancel()
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=copy_context().run, args=(run,), name=LOAD_THREAD, daemon=True).start()
-    return await asyncio.wrap_future(future)

@@ -7,19 +7,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import Role
-from edge.errors import BackendError, BundleError, GoldenError, LoadFailed, RunnerError, UsageError
+from edge.errors import BackendError, LoadFailed, UsageError
 from edge.instruments.memory import MemorySampler
 from edge.repository.budget import MemoryBudget
 from edge.repository.model import Model
 from edge.runtimes import cache as builds
-from edge.runtimes.build import Loaded, build_with, has_build, load_with
+from edge.runtimes.build import Loaded, build_with, has_build, load_with, not_built
 from edge.runtimes.build_child import stopped
 from edge.runtimes.runtime import BuildProgress, Runtime, Source
 from edge.runtimes.table import choose, first_that_works
@@ -95,15 +95,25 @@ class Loader:
         except Exception:  # the load reports it
             return False
 
-    def build_model(self, bundle: Bundle, progress: ReportProgress, stop: threading.Event) -> None:
-        """Build what the first runtime of the target lacks, so that :meth:`load_model` takes seconds.
+    def prepare(self, bundle: Bundle, progress: ReportProgress, stop: threading.Event) -> None:
+        """Build what a runtime lacks, or check the files that it reads, so that :meth:`load_model` takes seconds.
 
-        What fails is left to that. Raise a LoadFailed if ``stop`` was set.
+        That loads the model with this runtime or with another one. Raise as it does, for a bundle that no runtime of
+        the target can load.
         """
-        if self.needs_build(bundle):
-            runtime = choose(self._target)
-            with suppress(BackendError, BundleError, GoldenError, RunnerError):
-                self._build_all(runtime, bundle, self._unbuilt(runtime, bundle), progress, stop)
+
+        def prepare(runtime: Runtime) -> None:
+            unbuilt = self._unbuilt(runtime, bundle)
+            if runtime.isolated_build and self._build:
+                self._build_all(runtime, bundle, unbuilt, progress, stop)
+                return
+            for tier, role in unbuilt:
+                source = Source.of(bundle, runtime, tier, role)
+                if runtime.isolated_build:
+                    raise not_built(runtime, source, self._cache)
+                bundle.check(source.artifact.file)
+
+        first_that_works(self._target, str(bundle.path), prepare)
 
     def load_model(
         self,
@@ -116,7 +126,8 @@ class Loader:
         """Return a model whose every tier has reproduced its golden set and has been timed.
 
         This takes seconds, and minutes with a build, which reports its ``progress`` and ends when ``stop`` is set. A
-        caller that ``evicts`` others gets the error of a runtime that lacks memory, and not the next runtime's model.
+        caller that ``evicts`` other models gets the error of a runtime that lacks memory, and not the next runtime's
+        model.
 
         Raises:
             LoadFailed: the model does not fit into the memory, or ``stop`` was set during a build.

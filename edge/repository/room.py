@@ -8,7 +8,6 @@ most about half of the time goes to loads, however many models requests are for.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -17,9 +16,9 @@ from typing import Final
 
 from edge.errors import LoadFailed, Overloaded, Raw
 from edge.repository.entry import Entry
+from edge.repository.load import Load
 from edge.repository.model import Model
 from edge.repository.repository import Repository
-from edge.runtimes.build_child import stopped
 
 #: Between two looks for a model that may be evicted.
 _LOOK_SECONDS: Final = 0.02
@@ -46,7 +45,7 @@ class Room:
         self._repository, self._most, self._is_busy, self._evict = repository, most, is_busy, evict
         self._turn = asyncio.Lock()
         self._queued: Counter[str] = Counter()  # names of models whose loads have not had their turn yet
-        self._loading: Entry | None = None  # has the turn
+        self._loading: Load | None = None  # has the turn
         self._awaited: Counter[Entry] = Counter()  # by requests
         self._kept: Counter[Entry] = Counter()  # by requests that wait for another model beside it
 
@@ -65,97 +64,95 @@ class Room:
                     del count[of]
 
     async def load_model(
-        self,
-        entry: Entry,
-        build: Awaitable[None],
-        attempt: Callable[[], Awaitable[Model]],
-        report: _Report,
-        stop: threading.Event,
-        for_requests: bool,
+        self, load: Load, prepare: Awaitable[None], attempt: Callable[[bool], Awaitable[Model]], report: _Report
     ) -> Model | None:
         """Return the result of an ``attempt`` to load a model, once there is room; one that lacks memory is repeated.
 
-        Others are loaded during its ``build``, which takes minutes. A load ``for_requests`` for which none waits any
-        more is given up, and returns None.
+        Its argument says that another model may still be evicted for it. Others are loaded while this one is prepared,
+        which takes minutes with a build. A load for requests, of which none waits any more, is given up, and returns
+        None.
 
         Raises:
-            Overloaded: no model can be evicted for it.
-            LoadFailed: ``stop`` is set, or there is too little memory for it alone.
+            Overloaded: no model can be evicted, and as many are loaded as may be.
+            LoadFailed: it was stopped, or there is too little memory for it beside those that cannot be evicted.
         """
-        async with self._its_turn(entry, build, report):
-            if stop.is_set():
-                raise stopped(f"load of bundle {entry.path}")
-            if for_requests and not self._awaited[entry]:
+        async with self._its_turn(load, prepare, report):
+            load.check_wanted()
+            if load.for_requests and not self._awaited[load.entry]:
                 return None
-            await self._make(entry, report, stop)
+            await self._make(load, report)
             while True:
+                load.check_wanted()  # an eviction waits for the requests to a model
+                evicts = bool(self._leaving(load.entry))
                 try:
-                    return await attempt()
+                    return await attempt(evicts)
                 except LoadFailed as error:
-                    if not (error.lacks_memory and self._others(entry)):
+                    if not (error.lacks_memory and evicts):
                         raise
-                    lacking = error
-                await self._make_more(entry, lacking, report, stop)
+                await self._evict_one(load, report)  # if none can go any more, the next attempt is the last one
 
     @asynccontextmanager
-    async def _its_turn(self, entry: Entry, prepare: Awaitable[None], report: _Report) -> AsyncIterator[None]:
+    async def _its_turn(self, load: Load, prepare: Awaitable[None], report: _Report) -> AsyncIterator[None]:
         """Prepare a load, wait for its turn, and hold that in this block, or until :meth:`end_turn`."""
-        self._queued[entry.name] += 1
+        self._queued[load.entry.name] += 1
         try:
             await prepare
             report("waits for the load of another model")
             await self._turn.acquire()
         finally:
-            self._queued[entry.name] -= 1
-        self._loading = entry
+            self._queued[load.entry.name] -= 1
+        self._loading = load
         report("")
         try:
             yield
         finally:
-            self.end_turn(entry)
+            self.end_turn(load)
 
-    def end_turn(self, entry: Entry) -> None:
+    def end_turn(self, load: Load) -> None:
         """Let the next load begin, if this one has the turn."""
-        if self._loading is entry:
+        if self._loading is load:
             self._loading = None
             self._turn.release()
 
-    async def _make(self, entry: Entry, report: _Report, stop: threading.Event) -> None:
+    async def _make(self, load: Load, report: _Report) -> None:
         """Evict models until there may be one more; raise an Overloaded if none can be evicted."""
-        while self._most and (loaded := len(self._others(entry))) >= self._most:
-            given = Raw(f"{loaded} loaded models, none of which can be evicted")
-            fix = "Raise --max-loaded, or pin fewer models."
-            subject, expected = f"room for {entry.name}:{entry.version}", f"fewer than {self._most}"
-            refusal = Overloaded(subject, given=given, expected=expected, fix=fix, cause="models")
-            await self._evict_one(entry, refusal, report, stop)
-
-    async def _make_more(self, entry: Entry, lacking: LoadFailed, report: _Report, stop: threading.Event) -> None:
-        """Evict one model, or wait until one has gone, for a load that lacks memory; raise as :meth:`_make`."""
-        fix = "No other model can be evicted; pin fewer, or free memory in other ways."
-        subject, given, expected = lacking.subject, lacking.given, lacking.expected
-        refusal = Overloaded(subject, given=given, expected=expected, fix=fix, cause="models")
-        await self._evict_one(entry, refusal, report, stop)
+        while self._most and len(self._others(load.entry)) >= self._most:
+            if not await self._evict_one(load, report):
+                subject = f"room for {load.entry.name}:{load.entry.version}"
+                given = Raw("loaded models of which none can be evicted")
+                expected, fix = f"one that can, or fewer than {self._most}", "Raise --max-loaded, or pin fewer models."
+                raise Overloaded(subject, given=given, expected=expected, fix=fix, cause="models")
 
     def _others(self, entry: Entry) -> list[Entry]:
         """Return what is in memory beside a model."""
         return [other for other in self._repository if other is not entry and (other.model or _is_closing(other))]
 
-    async def _evict_one(self, entry: Entry, refusal: Overloaded, report: _Report, stop: threading.Event) -> None:
+    def _leaving(self, entry: Entry) -> list[Entry]:
+        """Return what may leave memory in favour of a model, or does already.
+
+        One that is kept closes only after the request that keeps it, which may wait for this load.
+        """
+        others = [other for other in self._others(entry) if not self._kept[other]]
+        return [other for other in others if other.on_demand or _is_closing(other)]
+
+    async def _evict_one(self, load: Load, report: _Report) -> bool:
+        """Evict one model, or wait until one has gone; return False if none can go."""
+        entry = load.entry
         before = len(self._others(entry))
         while len(others := self._others(entry)) >= before:
-            if stop.is_set():
-                raise stopped(f"load of bundle {entry.path}")
-            evictable = [other for other in others if other.model and other.on_demand and not self._kept[other]]
-            ready = [other for other in evictable if self._may_go(other, entry)] if _is_calm(others) else []
+            load.check_wanted()
+            leaving = self._leaving(entry)
+            if not leaving:
+                return False
+            calm = _is_calm(others)
+            ready = [other for other in leaving if calm and other.model and self._may_go(other, entry)]
             if ready:
                 await self._evict(min(ready, key=_last_use), entry)
                 break
-            # One that is kept closes only after the request that keeps it, which may wait for this load.
-            if not evictable and not any(_is_closing(other) and not self._kept[other] for other in others):
-                raise refusal
             report("waits until another model may be evicted")
             await asyncio.sleep(_LOOK_SECONDS)
         report("")
+        return True
 
     def _may_go(self, other: Entry, entry: Entry) -> bool:
         """Return whether nothing else is about to happen with a model.

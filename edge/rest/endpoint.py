@@ -42,6 +42,8 @@ _GONE: Final = 499
 #: Of the paths with errors in OpenAI's form.
 _OPENAI: Final = "/v1/"
 _REQUEST: Final = "invalid_request_error"
+#: With errors in Cohere's form.
+_COHERE: Final = ("/v1/rerank", "/v2/rerank")
 #: HTTP status to the error's type and code.
 _TYPES: Final[dict[int, tuple[str, str]]] = {
     400: (_REQUEST, "invalid_request"),
@@ -102,6 +104,10 @@ class Endpoints:
             chunks.append(chunk)
         return b"".join(chunks)
 
+    def authorize(self, request: Request, rpc: str) -> str:
+        """Check that a caller may call an RPC, as :meth:`Access.authorize`; return an empty name without tokens."""
+        return self._access.authorize(request.headers.get("authorization"), rpc) if self._access else ""
+
     def _admit(self, request: Request, rpc: str) -> None:
         if self._hosts:
             self._hosts.check(request.headers.get("host"))
@@ -109,7 +115,7 @@ class Endpoints:
             # Otherwise any web page could make its visitor's browser call a server on the visitor's host.
             given, fix = request.headers["origin"], "Send requests from a program, or from the page's own server."
             raise HTTPException(403, str(InvalidRequest("Origin", given=given, expected="no web page", fix=fix)))
-        caller = self._access.authorize(request.headers.get("authorization"), rpc) if self._access else ""
+        caller = self.authorize(request, rpc)
         if caller or not self._access:
             accepted(request.scope)
         CALLER.set(caller or client_of(request.client.host if request.client else ""))
@@ -183,8 +189,12 @@ def json_response(content: object, status: int = 200, headers: dict[str, str] | 
 
 
 def _error_response(path: str, status: int, error: object, headers: dict[str, str] | None = None) -> Response:
-    fields = completions.FIELDS if path.endswith("/completions") else documents.FIELDS
-    content = _openai_error(status, error, fields) if path.startswith(_OPENAI) else {"error": str(error)}
+    content: dict[str, Any] = {"error": str(error)}
+    if path in _COHERE:
+        content = {"message": str(error)}
+    elif path.startswith(_OPENAI):
+        fields = completions.FIELDS if path.endswith("/completions") else documents.FIELDS
+        content = _openai_error(status, error, fields)
     return json_response(content, status, headers)
 
 

@@ -68,8 +68,8 @@ class InferEndpoint:
         self._service, self._endpoints = service, endpoints
 
     async def infer(self, request: Request) -> Response:
-        body = await self._endpoints.body(request)
-        return await unless_gone(request, self._answer(request, body))
+        # No variable here has the body, of which the message holds what it needs.
+        return await unless_gone(request, self._answer(request, await self._endpoints.body(request)))
 
     async def _answer(self, request: Request, body: bytes) -> Response:
         path, json_length = request.path_params, request.headers.get(JSON_LENGTH)
@@ -156,11 +156,12 @@ def infer_request(model: str, version: str, body: bytes, end: int) -> tuple[Unch
             binary[name] = checked(settings.pop(_BINARY), bool, f"{_BINARY} of {subject}")
         outputs.append(RequestedOutput(name, parameters_of(settings, subject)))
     request = UncheckedRequest(model, version, field(document, "id", str, default=""), values, inputs, outputs)
+    request = request._replace(json_bytes=len(written))
     raw = [tensor.contents for tensor in inputs if isinstance(tensor.contents, bytes)]
     if len(raw) == len(inputs) and not request.id:  # no key of a message begins so
         key = b"\xff%b\0%b\0%b" % (model.encode(), version.encode(), written)
         inputs = [tensor._replace(contents=None) for tensor in inputs]
-        request = request._replace(inputs=inputs, contents=raw, key=key)
+        request = request._replace(inputs=inputs, contents=raw, key=key, json_bytes=0)
     return request, BodyEncoder(parameters.get("binary_data_output") is True, binary)
 
 

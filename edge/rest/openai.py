@@ -75,7 +75,7 @@ class OpenAiApi:
         body, threads = await self._endpoints.body(request), self._service.threads
         completion = await read_body(request, body, threads, completion_of)
         self._service.admit()  # before a model is loaded for it
-        model = await unless_gone(request, self._models.find(completion.model, TextGenerator))
+        model = await unless_gone(request, self._models.find(completion.model, TextGenerator, len(body)))
         answers = Choices(completion, model)
         if completion.stream:
             return EventStream(request, lambda send: self._stream(answers, completion.include_usage, send))

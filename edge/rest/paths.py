@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message
@@ -31,7 +32,7 @@ from edge.rest.json_messages import (
 from edge.rest.openai import OpenAiApi
 from edge.rest.texts import TextApi
 from edge.rest.traced import Traced
-from edge.security.access import Access, Hosts
+from edge.security.access import INFER, Access, Hosts
 from edge.serving.extensions import Extensions
 from edge.serving.inference import InferenceService
 from edge.serving.metadata import Metadata
@@ -129,11 +130,13 @@ class RestApi:
         return _readiness({"name": message.name, "ready": self._metadata.model_ready(message)})
 
     async def _model_metadata(self, request: Request) -> object:
-        metadata = self._metadata.model_metadata(_named(pb.ModelMetadataRequest, request))
+        may_infer = partial(self._endpoints.authorize, request, INFER)
+        metadata = self._metadata.model_metadata(_named(pb.ModelMetadataRequest, request), may_infer)
         return plain(await unless_gone(request, metadata))
 
     async def _model_config(self, request: Request) -> object:
-        config = self._metadata.model_config(_named(pb.ModelConfigRequest, request))
+        may_infer = partial(self._endpoints.authorize, request, INFER)
+        config = self._metadata.model_config(_named(pb.ModelConfigRequest, request), may_infer)
         return plain((await unless_gone(request, config)).config)
 
     def _model_statistics(self, request: Request) -> object:

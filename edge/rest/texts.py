@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -13,7 +14,7 @@ from starlette.responses import Response
 
 from edge.bundles.preprocess import Tokens
 from edge.datatypes import Array
-from edge.errors import InvalidRequest, Raw
+from edge.errors import DeadlineExceeded, InvalidRequest, Overloaded, Raw, RunnerError
 from edge.rest import documents
 from edge.rest.documents import SEVERAL, Embeddings, Ranking
 from edge.rest.endpoint import Endpoints, read_body, unless_gone
@@ -23,6 +24,7 @@ from edge.serving.inference import InferenceService
 from edge.serving.request import InputTensor, RequestedOutput, UncheckedRequest
 from edge.serving.streams import Streams
 from edge.serving.text_models import Embedder, Reranker, TextModels
+from edge.serving.waiting import in_time
 
 T = TypeVar("T")
 M = TypeVar("M", Embedder, Reranker)
@@ -58,8 +60,20 @@ class TextApi:
 
     async def _embed(self, request: Request, read: Callable[[Mapping[str, Any]], Embeddings]) -> Response:
         asked, size = await self._read(request, read)
+        return await self._in_time(lambda deadline: self._embedded(request, asked, size, deadline))
+
+    async def _rank(self, request: Request, read: Callable[[Mapping[str, Any]], Ranking]) -> Response:
+        asked, size = await self._read(request, read)
+        return await self._in_time(lambda deadline: self._ranked(request, asked, size, deadline))
+
+    async def _in_time(self, answer: Callable[[float | None], Awaitable[Response]]) -> Response:
+        """Answer within the server's limit for one request, by a deadline in ``time.monotonic()`` seconds."""
+        limit = self._service.default_timeout_seconds
+        return await in_time(answer(None if limit is None else time.monotonic() + limit), limit)
+
+    async def _embedded(self, request: Request, asked: Embeddings, size: int, deadline: float | None) -> Response:
         self._service.admit()  # before a model is loaded for it, and its texts are read
-        model = await self._model(request, asked.model, Embedder)
+        model = await self._model(request, asked.model, Embedder, size)
         asked.check(model.dimensions)
         dimensions = asked.dimensions or model.dimensions
         numbers, most = len(asked.texts) * dimensions, MAX_JSON_BYTES // (4 * dimensions)
@@ -67,23 +81,23 @@ class TextApi:
             given, expected = Raw(f"{len(asked.texts)} texts"), f"at most {most} for {dimensions} numbers each"
             raise InvalidRequest(f"{asked.field} of body", given=given, expected=expected, fix=SEVERAL)
         rows = await self._prepared(request, size, partial(_texts_of, model, asked))
-        values = await unless_gone(request, self._values(model, rows, asked.parameters))
+        values = await unless_gone(request, self._values(model, rows, asked.parameters, deadline))
         return await self._written(numbers, partial(asked.body, values, _total(rows), model.model.name))
 
-    async def _rank(self, request: Request, read: Callable[[Mapping[str, Any]], Ranking]) -> Response:
-        asked, size = await self._read(request, read)
+    async def _ranked(self, request: Request, asked: Ranking, size: int, deadline: float | None) -> Response:
         self._service.admit()
-        model = await self._model(request, asked.model, Reranker)
+        model = await self._model(request, asked.model, Reranker, size)
         size += len(asked.query.encode()) * len(asked.texts)
         if size > MAX_JSON_BYTES:  # the query is read once for each text
             given, expected = Raw(f"{size} bytes with the query beside each text"), f"at most {MAX_JSON_BYTES}"
             raise InvalidRequest(f"{asked.field} of body", given=given, expected=expected, fix=SEVERAL)
         rows = await self._prepared(request, size, partial(_pairs_of, model, asked))
-        values = await unless_gone(request, self._values(model, rows, asked.parameters))
+        values = await unless_gone(request, self._values(model, rows, asked.parameters, deadline))
         return await self._written(size, partial(asked.body, values[:, 0], _total(rows), model.model.name))
 
-    async def _model(self, request: Request, name: str, kind: type[M]) -> M:
-        return await unless_gone(request, self._models.find(name, kind) if name else self._models.only(kind))
+    async def _model(self, request: Request, name: str, kind: type[M], size: int) -> M:
+        models = self._models
+        return await unless_gone(request, models.find(name, kind, size) if name else models.only(kind, size))
 
     async def _read(self, request: Request, read: Callable[[Mapping[str, Any]], T]) -> tuple[T, int]:
         body = await self._endpoints.body(request)
@@ -104,8 +118,10 @@ class TextApi:
         finally:
             gone.set()
 
-    async def _values(self, model: Embedder | Reranker, rows: list[Tokens], parameters: dict[str, Any]) -> Array:
-        """Return the output for all rows, computed in runs of rows of similar length.
+    async def _values(
+        self, model: Embedder | Reranker, rows: list[Tokens], parameters: dict[str, Any], deadline: float | None
+    ) -> Array:
+        """Return the output for all rows, computed in runs of rows of similar length; raise a RunnerError for a NaN.
 
         Rows are padded for their run alone: one long text would make those of a whole request as long.
         """
@@ -125,8 +141,19 @@ class TextApi:
         async def add(response: InferResponse, final: bool) -> None:
             values[int(response.id)] = response.outputs[output]
 
-        await self._streams.answer_all(requests(), add, _RUNS)
+        try:
+            await self._streams.answer_all(requests(), add, _RUNS, deadline)
+        except Overloaded as error:
+            if error.cause != "deadline" or not values:
+                raise
+            # Some runs were in time, so that there are too many for the deadline, and to repeat them would not help.
+            given, expected = Raw(f"{len(values)} of {len(runs)} runs"), "all of them before the deadline"
+            raise DeadlineExceeded("request", given=given, expected=expected, fix=SEVERAL) from None
         joined: Array = np.concatenate([values[number] for number in range(len(runs))])
+        if not np.isfinite(joined).all():  # which JSON cannot hold
+            subject, given = f"output {output!r} of {model.model.name!r}", Raw("a NaN or an infinity")
+            fix = "The usual cause is FP16; `fewheads infer` shows the output of each text."
+            raise RunnerError(subject, given=given, expected="finite numbers", fix=fix)
         return joined[np.argsort(order)]
 
     async def _written(self, size: int, write: Callable[[], bytes]) -> Response:

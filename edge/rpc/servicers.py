@@ -23,7 +23,7 @@ from edge.pb.pool import POOL
 from edge.protocol import HEALTH, INFERENCE, REFLECTION, TELEMETRY
 from edge.rpc.limits import Limits
 from edge.rpc.methods import Abort, Method, Refused, Status, authorization, methods_of, read_from, refuse, status_of
-from edge.security.access import CALLER, INFER_STREAM, TELEMETRY_WATCH, Access
+from edge.security.access import CALLER, INFER, INFER_STREAM, TELEMETRY_WATCH, Access
 from edge.security.rate import client_of
 from edge.serving.call import Call
 from edge.serving.extensions import Extensions
@@ -73,8 +73,6 @@ class InferenceServicer:
     ServerReady = _unary(lambda self, _: pb.ServerReadyResponse(ready=self._metadata.server_ready()))
     ModelReady = _unary(lambda self, request: pb.ModelReadyResponse(ready=self._metadata.model_ready(request)))
     ServerMetadata = _unary(lambda self, _: self._metadata.server_metadata())
-    ModelMetadata = _unary(lambda self, request: self._metadata.model_metadata(request))
-    ModelConfig = _unary(lambda self, request: self._metadata.model_config(request))
     ModelStatistics = _unary(lambda self, request: self._metadata.model_statistics(request))
     SystemSharedMemoryStatus = _unary(lambda self, request: self._extensions.shared_memory_status(request))
     SystemSharedMemoryRegister = _unary(lambda self, request: self._extensions.register_shared_memory(request))
@@ -86,6 +84,14 @@ class InferenceServicer:
     RepositoryModelLoad = _unary(lambda self, request: self._extensions.load_model(request))
     RepositoryModelUnload = _unary(lambda self, request: self._extensions.unload_model(request))
     LogSettings = _unary(lambda self, request: self._extensions.log_settings(request))
+
+    async def ModelMetadata(self, request: Any, context: Any) -> pb.ModelMetadataResponse:
+        self._name_caller(context)  # it may load a model, which counts in the caller's rate
+        return await self._metadata.model_metadata(request, lambda: self._authorize(context, INFER))
+
+    async def ModelConfig(self, request: Any, context: Any) -> pb.ModelConfigResponse:
+        self._name_caller(context)
+        return await self._metadata.model_config(request, lambda: self._authorize(context, INFER))
 
     async def RepositoryIndex(self, request: Any, context: Any) -> pb.RepositoryIndexResponse:
         await self._extensions.list_unloaded(request.repository_name)
@@ -117,8 +123,7 @@ class InferenceServicer:
 
         async def read() -> pb.ModelInferRequest | None:
             request: pb.ModelInferRequest | None = await read_from(context)
-            if self._access:
-                self._access.authorize(authorization(context.invocation_metadata()), INFER_STREAM)
+            self._authorize(context, INFER_STREAM)
             return request
 
         try:
@@ -127,11 +132,19 @@ class InferenceServicer:
             raise Refused(Code.UNAVAILABLE, DRAINING) from None
 
     def _introduce(self, context: Any, method: str) -> None:
-        """Name the caller for its rate limit, unless its token has, and keep its trace context for traces."""
-        if self._service.limited and not CALLER.get():
-            CALLER.set(_address_of(context.peer()))
+        """Name the caller, and keep its trace context for traces."""
+        self._name_caller(context)
         if self._service.traces:
             carry(method, context.invocation_metadata())
+
+    def _authorize(self, context: Any, rpc: str) -> None:
+        if self._access:
+            self._access.authorize(authorization(context.invocation_metadata()), rpc)
+
+    def _name_caller(self, context: Any) -> None:
+        """Name the caller for its rate limit, unless its token has."""
+        if self._service.limited and not CALLER.get():
+            CALLER.set(_address_of(context.peer()))
 
 
 @lru_cache

@@ -6,7 +6,6 @@ import logging
 import platform
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -207,7 +206,7 @@ def load_with(
     key = cache.key_of(source, runtime)
     cached = cache.find(cache.entry(cache_dir, key), key)
     if runtime.isolated_build and not cached:
-        raise _not_built(runtime, source, cache_dir, key)
+        raise not_built(runtime, source, cache_dir)
     record, product = cached or (None, None)
     runner, report = _load_checked(runtime, source, product)
     read_from: Literal["cache", "bundle"] = "cache" if cached else "bundle"
@@ -219,9 +218,10 @@ def load_with(
     return Loaded(runner, report, runtime, source.artifact, independent, read_from, record)
 
 
-def _not_built(runtime: Runtime, source: Source, cache_dir: Path | None, key: Mapping[str, str]) -> BackendError:
+def not_built(runtime: Runtime, source: Source, cache_dir: Path | None) -> BackendError:
+    """Return the error of a model that a runtime cannot load, because the cache has no build of it."""
     given, expected = f"no build in {cache.cache_directory(cache_dir)}", "one for this machine"
-    if differences := cache.nearest(cache_dir, key):
+    if differences := cache.nearest(cache_dir, cache.key_of(source, runtime)):
         given, expected = (f"a build for {side}" for side in differences)
     command = runtime.build_command(source) + (f" --cache {cache_dir}" if cache_dir else "")
     subject, fix = f"{source.subject} for {runtime.name}", f"Build it on this machine: {command}"

@@ -11,7 +11,7 @@ from edge.errors import InvalidRequest, Overloaded, Raw
 from edge.scheduling.continuous import ContinuousRun
 from edge.scheduling.job import Job
 from edge.scheduling.latency import LatencyCorrection, LatencyEstimate, LatencyModel
-from edge.scheduling.queue import JobQueue
+from edge.scheduling.queue import LATER, JobQueue
 from edge.scheduling.runs import Run
 from edge.scheduling.tier_executor import TAIL_DEVIATIONS
 
@@ -41,24 +41,18 @@ class Admission:
         seconds = self.finish_seconds(job, now, runs())
         if job.best_effort and seconds > left:  # it ends in time, if there is time for a first answer
             seconds = max(self.finish_seconds(job, now, runs(), first=True), left)
-        if full == "requests":
-            given, expected = f"{len(self._queue)} waiting requests", f"fewer than {self._queue.max_jobs}"
-        elif full:
-            given = f"{self._queue.size_bytes + job.size_bytes} bytes with this request"
-            expected = f"at most {self._queue.max_bytes}"
-        elif seconds > left:
-            given, expected = f"an answer in {seconds * 1e3:.1f} ms, as predicted", f"one in {left * 1e3:.1f} ms"
-            seconds -= left
-        else:
+        if full:
+            raise self._queue.refusal(full, job.size_bytes, _milliseconds(seconds))
+        if seconds <= left:
             job.estimate = LatencyEstimate(now, seconds / self.correction.factor(now), left)
             return
         raise Overloaded(
-            "queue" if full else "deadline",
-            given=Raw(given),
-            expected=expected,
-            fix="Send the request again later, or to another server.",
-            cause=full or "deadline",
-            retry_after_ms=max(math.ceil(seconds * 1e3), 1),
+            "deadline",
+            given=Raw(f"an answer in {seconds * 1e3:.1f} ms, as predicted"),
+            expected=f"one in {left * 1e3:.1f} ms",
+            fix=LATER,
+            cause="deadline",
+            retry_after_ms=_milliseconds(seconds - left),
         )
 
     def finish_seconds(
@@ -80,6 +74,10 @@ class Admission:
     def return_seconds(self) -> float:
         """Seconds from the end of a run to the client, on the safe side."""
         return _LEAST_RETURN_SECONDS + (self.returns.seconds(1, TAIL_DEVIATIONS) or 0.0)
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(math.ceil(seconds * 1e3), 1)
 
 
 class CacheBudget:

@@ -11,9 +11,13 @@ from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
 from operator import attrgetter
 from types import MappingProxyType
+from typing import Final
 
+from edge.errors import Overloaded, Raw
 from edge.scheduling.job import Job
 from edge.scheduling.tier_executor import Ahead, TierExecutor
+
+LATER: Final = "Send the request again later, or to another server."
 
 
 @dataclass(slots=True)
@@ -65,11 +69,15 @@ class _Alike:
 
 
 class JobQueue:
-    """The waiting requests of a server, the bytes of their tensors, and the maxima of both since the start."""
+    """The waiting requests of a server, the bytes of their tensors, and the maxima of both since the start.
+
+    Its limits include requests that wait elsewhere, and join it later: :meth:`hold` keeps a place for each.
+    """
 
     def __init__(self, max_jobs: int, max_bytes: int) -> None:
         self.max_jobs, self.max_bytes = max_jobs, max_bytes
         self.size_bytes = 0
+        self.held_jobs = self.held_bytes = 0
         self.peak_jobs = 0
         self.peak_bytes = 0
         self._groups: dict[Hashable, _Alike] = {}
@@ -87,11 +95,30 @@ class JobQueue:
         """The used part of the limits, by requests or bytes, 0 to 1."""
         return max(len(self._jobs) / self.max_jobs, self.size_bytes / self.max_bytes)
 
-    def full(self, job: Job) -> str | None:
-        """Return the limit that a job would exceed, ``requests`` or ``bytes``; None if it fits."""
-        if len(self._jobs) >= self.max_jobs:
+    def hold(self, size_bytes: int) -> None:
+        """Keep a place for a request of so many bytes, until :meth:`release`; only the event loop may call these."""
+        self.held_jobs += 1
+        self.held_bytes += size_bytes
+
+    def release(self, size_bytes: int) -> None:
+        self.held_jobs -= 1
+        self.held_bytes -= size_bytes
+
+    def full(self, size_bytes: int) -> str | None:
+        """Return the limit that a request of so many bytes would exceed, ``requests`` or ``bytes``; None if it fits."""
+        if len(self._jobs) + self.held_jobs >= self.max_jobs:
             return "requests"
-        return "bytes" if self.size_bytes + job.size_bytes > self.max_bytes else None
+        return "bytes" if self.size_bytes + self.held_bytes + size_bytes > self.max_bytes else None
+
+    def refusal(self, full: str, size_bytes: int, retry_after_ms: int = 0) -> Overloaded:
+        """Return the error of a request for a result of :meth:`full`."""
+        given, expected = f"{len(self._jobs) + self.held_jobs} waiting requests", f"fewer than {self.max_jobs}"
+        if full == "bytes":
+            given = f"{self.size_bytes + self.held_bytes + size_bytes} bytes with this request"
+            expected = f"at most {self.max_bytes}"
+        return Overloaded(
+            "queue", given=Raw(given), expected=expected, fix=LATER, cause=full, retry_after_ms=retry_after_ms
+        )
 
     def push(self, job: Job) -> None:
         """Add a job behind those of its priority."""

@@ -159,7 +159,7 @@ class Scheduler:
     # With the lock held:
 
     def _enqueue(self, job: Job, now: float) -> None:
-        if (full := self.queue.full(job)) or job.deadline is not None:
+        if (full := self.queue.full(job.size_bytes)) or job.deadline is not None:
             self._admission.check(job, now, full, self._current_runs)
         job.ready_at = now + job.executor.max_delay_seconds
         self.queue.push(job)

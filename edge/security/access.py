@@ -32,6 +32,7 @@ OPEN: Final[frozenset[str]] = frozenset()
 TELEMETRY_GET: Final = f"/{TELEMETRY}/Get"
 #: Long calls, whose callers are authorized again for each message.
 TELEMETRY_WATCH: Final = f"/{TELEMETRY}/Watch"
+INFER: Final = f"/{INFERENCE}/ModelInfer"
 INFER_STREAM: Final = f"/{INFERENCE}/ModelStreamInfer"
 
 

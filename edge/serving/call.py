@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
@@ -23,6 +24,8 @@ from edge.repository.model import Model
 from edge.scheduling.job import MOST_PARTIAL_ANSWERS, Job, JobResult
 from edge.scheduling.tier_selection import PINNED
 from edge.serving.forms import Form
+from edge.serving.parameters import TIER as TIER_PARAMETER
+from edge.serving.parameters import TIER_REASON
 from edge.serving.request import UncheckedRequest
 from edge.serving.shared_memory import TensorRegion, describe
 from edge.serving.wire import to_raw
@@ -31,6 +34,7 @@ T = TypeVar("T")
 #: Why a row of a loop or a text stopped. A response names the first of its rows' reasons.
 _REASONS: Final = (BY_DEADLINE, BY_BUDGET, BY_LENGTH, BY_TOLERANCE, BY_STOP)
 
+_STAGES: Final = ("queue_ns", "compute_input_ns", "compute_infer_ns", "compute_output_ns", "request_ns")
 #: Elements whose texts are written in a few milliseconds.
 _INLINE_ELEMENTS: Final = 4096
 
@@ -185,6 +189,29 @@ class ResponseBuilder:
                 rows = len(outputs[name]) if model.manifest.max_batch_size else 0
                 outputs[name] = largest_classes(outputs[name], count, model.labels.get(name, ()), rows)
         return InferResponse(model, request_id, {name: outputs[name] for name in names}, regions, parameters)
+
+    def encoded(self, call: Call, answer: JobResult) -> Any:
+        """Return the encoded response to a call, with the tier and the timings that it requests; on any thread."""
+        form, timings, begun_ns = call.form, call.timings, time.perf_counter_ns()
+        tier = call.answering_tiers(answer) if len(form.model.tiers) > 1 else ""
+
+        def parameters() -> dict[str, Any]:
+            values: dict[str, Any] = {TIER_PARAMETER: tier, TIER_REASON: call.tier_reason} if tier else {}
+            if STOPPED in answer.facts:
+                call.end = call.end_of(answer)
+                values[STOPPED] = call.end.stopped
+                if isinstance(call.end, TextEnd):
+                    values[PROMPT_TOKENS] = call.end.prompt_tokens
+            now_ns = time.perf_counter_ns()
+            timings.compute_output_ns += now_ns - begun_ns
+            timings.request_ns = now_ns - call.arrival.started_ns
+            if form.parameters.timings:
+                values |= {stage: getattr(timings, stage) for stage in _STAGES}
+            return values
+
+        tier_name, request_id = tier or call.executor.tier, call.arrival.request_id
+        response = self.build(form, answer, request_id, tier_name, call.regions, parameters)
+        return call.arrival.encoder.encode(response)
 
 
 def _no_order(model: Model, name: str, reads: str) -> RunnerError:

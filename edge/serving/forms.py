@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -72,6 +73,10 @@ class Form(NamedTuple):
         return None if self.model.checks_values and self.model.wrong_values(inputs) else inputs
 
 
+class _Gone(Exception):
+    """Nobody waits for the answer to a request any more."""
+
+
 class Prepared(NamedTuple):
     """A request that has passed all checks, and the inputs of the graph."""
 
@@ -103,6 +108,18 @@ class Draft(NamedTuple):
         assembler = model.executors[model.full_tier].assembler
         size, size_bytes = assembler.size(inputs), byte_size(inputs) + self.message_bytes
         return Prepared(self.form._replace(size=size, size_bytes=size_bytes, shapes=assembler.key(inputs)), inputs)
+
+    def prepare_while(self, is_wanted: Callable[[], bool]) -> Prepared | None:
+        """Return as :meth:`prepare`; None if it is not wanted any more, such as of a client that has gone."""
+
+        def go_on() -> None:
+            if not is_wanted():
+                raise _Gone
+
+        with suppress(_Gone):
+            go_on()
+            return self.prepare(go_on)
+        return None
 
     def unprepared(self) -> Form:
         """Return the form with the bytes that the request holds until it is prepared."""

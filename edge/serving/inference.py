@@ -7,43 +7,35 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 from edge.datatypes import Array
-from edge.errors import DeadlineExceeded, Overloaded
+from edge.errors import DeadlineExceeded
 from edge.instruments.logs import ABOUT, About
-from edge.instruments.snapshot import TextEnd
 from edge.pb import inference_pb2 as pb
-from edge.programs.generate import PROMPT_TOKENS
-from edge.protocol import STOPPED
-from edge.repository.entry import Entry
 from edge.repository.on_demand import OnDemand
 from edge.repository.repository import NotLoaded, Repository
 from edge.scheduling.admission import CacheBudget
-from edge.scheduling.job import Job, JobResult, UseCount, expired, take_all
+from edge.scheduling.job import Job, UseCount, expired, take_all
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import TierExecutor
 from edge.scheduling.tier_selection import Demand
 from edge.security.access import CALLER
 from edge.security.rate import RateLimit
 from edge.serving.call import MESSAGE, Arrival, Call, Encoder, Received, ResponseBuilder, outcome_of
+from edge.serving.failures import Failures, refused_by, send_error
 from edge.serving.forms import Draft, Form, Forms, Prepared, take, take_apart
-from edge.serving.parameters import TIER, TIER_REASON
 from edge.serving.request import MOST_NAME_CHARS, UncheckedRequest, check_names
 from edge.serving.shared_memory import SharedMemory, TensorRegion
 from edge.serving.threads import Threads
 from edge.serving.traces import CARRIER, Traces
-from edge.serving.waiting import LOADING, Waiting
+from edge.serving.waiting import CLOCK_SECONDS, LoadWaits, Waiting
 
 log = logging.getLogger(__name__)
 
 #: A best-effort answer is made in time, and one that is late by less than this factor is better than none.
 _LATE_ANSWER: Final = 1.25
-#: A transport's timer may fire this much too early.
-_CLOCK_SECONDS: Final = 0.005
-_STAGES: Final = ("queue_ns", "compute_input_ns", "compute_infer_ns", "compute_output_ns", "request_ns")
 
 
 class InferenceService:
@@ -68,14 +60,16 @@ class InferenceService:
         models: OnDemand | None = None,
     ) -> None:
         self._repository, self._scheduler = repository, scheduler
-        self._default_timeout = default_timeout_seconds
+        self.default_timeout_seconds = default_timeout_seconds
         self._limit, self.limited = limit, limit is not None  # transports must name callers
         self.traces = traces  # for which transports set CARRIER
-        self._cache, self._models = cache, models
+        self._cache = cache
         self._forms = Forms(repository, shared_memory)
         self._responses = ResponseBuilder()
         self._loop = asyncio.get_running_loop()
         self.threads = Threads(scheduler.queue)  # for what takes milliseconds, here and in transports
+        self._failures = Failures(traces)
+        self.load_waits = LoadWaits(repository, models, scheduler.queue, self._failures, default_timeout_seconds)
         # One object each, so that the jobs of a run are delivered together.
         self._deliver, self._publish = self._accept_ended, self._accept_partial
         self._ended: deque[Call] = deque()
@@ -129,9 +123,9 @@ class InferenceService:
                 return self._begin(received)
             except NotLoaded as missing:
                 entry = missing.entry
-            return self._wait(received, entry)
+            return self.load_waits.start(received, entry, self._begin)
         except Exception as error:
-            _send_error(arrival, error, request.model_name[:MOST_NAME_CHARS], request_id)
+            send_error(arrival, error, request.model_name[:MOST_NAME_CHARS], request_id)
             return None
         finally:
             del reply, arrival, received  # they may hold an error, whose traceback refers to this frame
@@ -140,7 +134,7 @@ class InferenceService:
         """Cancel a call, unless it is over; it gets no reply."""
         if isinstance(started, Waiting):
             if not started.over:
-                self._end_waiting(started, None)
+                self.load_waits.end(started, None)
                 return
             started = started.call
         if started:
@@ -165,7 +159,8 @@ class InferenceService:
             if call.partials is not None:
                 call.check_stream()
             if draft:
-                self.threads.submit(call.size_bytes, partial(_prepared, call, draft), partial(self._resume, call))
+                prepare = partial(draft.prepare_while, lambda: not call.leaves(time.monotonic()))
+                self.threads.submit(call.size_bytes, prepare, partial(self._resume, call))
             elif self._submit(call):
                 self._finish(call)
                 return None
@@ -181,52 +176,6 @@ class InferenceService:
             call.timer = self._loop.call_later(limit_seconds, self._time_out, call)
         return call
 
-    def _wait(self, received: Received, entry: Entry) -> Waiting:
-        """Begin a request when its models are loaded, within the limits of the queue."""
-        try:
-            waiting = Waiting(received, entry)
-            self.threads.enter(waiting.size_bytes)
-        except Exception as error:
-            self._count_failure(entry, entry.name, received.arrival, type(error).__name__, _refused_by(error))
-            raise
-        waiting.task = asyncio.create_task(self._load(waiting))
-        if (seconds := waiting.seconds_left(self._default_timeout)) is not None:
-            waiting.timer = self._loop.call_later(seconds, self._time_out, waiting)
-        return waiting
-
-    async def _load(self, waiting: Waiting) -> None:
-        def begin(received: Received) -> Call | None:
-            self._leave(waiting)
-            return self._begin(received)
-
-        assert self._models
-        try:
-            await waiting.wait(self._models, begin)
-        except Exception as error:
-            if waiting.over:  # the request was checked, and has been counted
-                _send_error(waiting.arrival, error, waiting.entry.name, waiting.arrival.request_id)
-            else:
-                self._end_waiting(waiting, error)
-
-    def _leave(self, waiting: Waiting) -> None:
-        waiting.over = True
-        self.threads.leave(waiting.size_bytes)
-        if waiting.timer:
-            waiting.timer.cancel()
-
-    def _end_waiting(self, waiting: Waiting, error: Exception | None) -> None:
-        """End a request whose models are not loaded; without an error, its client has gone."""
-        self._leave(waiting)
-        deadline = waiting.received.deadline
-        late = deadline is not None and time.monotonic() > deadline - _CLOCK_SECONDS
-        reason = type(error).__name__ if error else DeadlineExceeded.__name__ if late else "Cancelled"
-        stage = LOADING if reason in ("Cancelled", DeadlineExceeded.__name__) else _refused_by(error)
-        self._count_failure(waiting.entry, waiting.entry.name, waiting.arrival, reason, stage)
-        if error:
-            _send_error(waiting.arrival, error, waiting.entry.name, waiting.arrival.request_id)
-        if waiting.task and waiting.task is not asyncio.current_task():
-            waiting.task.cancel()
-
     def _call(self, received: Received) -> tuple[Call, float | None, Draft | None]:
         """Return the call of a request that passes all checks; count one that does not.
 
@@ -241,7 +190,7 @@ class InferenceService:
         if form is None or inputs is None or not take_all(form.uses):
             draft, form, inputs = self._checked(received)
             regions, draft = draft.regions, draft if draft.slow else None
-        limit = form.parameters.timeout_seconds or self._default_timeout
+        limit = form.parameters.timeout_seconds or self.default_timeout_seconds
         if limit is not None:
             limit -= arrival.loading_ns / 1e9
             at = time.monotonic() + limit
@@ -265,8 +214,9 @@ class InferenceService:
         except BaseException as error:
             for use in uses:
                 use.give_back()
-            if not isinstance(error, NotLoaded):
-                self._count_failure(entry, request.model_name, arrival, type(error).__name__, _refused_by(error))
+            if isinstance(error, NotLoaded):  # of the head, for which this model's request waits
+                raise NotLoaded(entry) from None
+            self._failures.refused(entry, request.model_name, arrival, error)
             raise
         if key:
             self._forms.remember(key, form)
@@ -359,7 +309,7 @@ class InferenceService:
         if call.over or answer is None:
             self._end(call, call.take_error())  # the error refers to the call, so it is taken in any case
             return
-        build = partial(self._response, call, answer)
+        build = partial(self._responses.encoded, call, answer)
         if call.partials is None and call.arrival.encoder.slow(call.form, answer):
             size_bytes = sum(array.nbytes for array in answer.outputs.values())
             self.threads.submit(size_bytes, build, partial(self._end, call), accepted=True)
@@ -374,35 +324,8 @@ class InferenceService:
         finally:
             del outcome  # the error's traceback refers to this frame
 
-    def _response(self, call: Call, answer: JobResult) -> Any:
-        """Return the encoded response to a call, with the tier and the timings that it requests; on any thread."""
-        form, timings, begun_ns = call.form, call.timings, time.perf_counter_ns()
-        tier = call.answering_tiers(answer) if len(form.model.tiers) > 1 else ""
-
-        def parameters() -> dict[str, Any]:
-            values: dict[str, Any] = {TIER: tier, TIER_REASON: call.tier_reason} if tier else {}
-            if STOPPED in answer.facts:
-                call.end = call.end_of(answer)
-                values[STOPPED] = call.end.stopped
-                if isinstance(call.end, TextEnd):
-                    values[PROMPT_TOKENS] = call.end.prompt_tokens
-            now_ns = time.perf_counter_ns()
-            timings.compute_output_ns += now_ns - begun_ns
-            timings.request_ns = now_ns - call.arrival.started_ns
-            if form.parameters.timings:
-                values |= {stage: getattr(timings, stage) for stage in _STAGES}
-            return values
-
-        tier_name, request_id = tier or call.executor.tier, call.arrival.request_id
-        response = self._responses.build(form, answer, request_id, tier_name, call.regions, parameters)
-        return call.arrival.encoder.encode(response)
-
-    def _time_out(self, started: Call | Waiting) -> None:
-        error = expired(time.perf_counter_ns() - started.arrival.started_ns)
-        if isinstance(started, Waiting):
-            self._end_waiting(started, error)
-        else:
-            self._end(started, error)
+    def _time_out(self, call: Call) -> None:
+        self._end(call, expired(time.perf_counter_ns() - call.arrival.started_ns))
 
     def _end(self, call: Call, outcome: Any, *, refused: bool = False) -> None:
         """End a call, unless it is over: reply, count and trace it, and release what it holds.
@@ -428,54 +351,18 @@ class InferenceService:
         reason = "Cancelled" if outcome is None else type(outcome).__name__
         if refused:
             self._scheduler.forget(call)
-            stage = _refused_by(outcome)
+            stage = refused_by(outcome)
         else:
             if not call.ended:
                 self._scheduler.cancel(call)
-            if outcome is None and call.deadline is not None and time.monotonic() > call.deadline - _CLOCK_SECONDS:
+            if outcome is None and call.deadline is not None and time.monotonic() > call.deadline - CLOCK_SECONDS:
                 reason = DeadlineExceeded.__name__  # transports also cancel calls at their deadline
             stage = call.stage if reason in ("Cancelled", DeadlineExceeded.__name__) else ""
             if call.computed_ns and reason == DeadlineExceeded.__name__:
                 self._scheduler.returned((time.perf_counter_ns() - call.computed_ns) / 1e9)  # at least
-        self._count_failure(form.entry, form.model.name, call.arrival, reason, stage)
+        self._failures.count(form.entry, form.model.name, call.arrival, reason, stage)
         if outcome is not None:
             if not isinstance(outcome, Exception):  # a KeyboardInterrupt in a runtime must not end the event loop
                 outcome = RuntimeError(f"{reason} in a run")
-            _send_error(call.arrival, outcome, form.model.name, call.arrival.request_id)
+            send_error(call.arrival, outcome, form.model.name, call.arrival.request_id)
         del outcome  # the error's traceback may refer to this frame
-
-    def _count_failure(self, entry: Entry, model: str, arrival: Arrival, reason: str, stage: str) -> None:
-        entry.statistics.failed(reason, time.perf_counter_ns() - arrival.started_ns, stage)
-        if self.traces:
-            self.traces.failed(model, arrival, reason)
-
-
-def _refused_by(error: Any) -> str:
-    if isinstance(error, Overloaded):
-        return error.cause
-    return "refused" if isinstance(error, DeadlineExceeded) else ""
-
-
-def _send_error(arrival: Arrival, error: Exception, model: str, request_id: str) -> None:
-    token = ABOUT.set(About(model, request_id))
-    try:
-        arrival.reply(error)
-    finally:
-        ABOUT.reset(token)
-
-
-class _Gone(Exception):
-    """Nobody waits for the answer to a request any more."""
-
-
-def _prepared(call: Call, draft: Draft) -> Prepared | None:
-    """Return the inputs of a call, on any thread; None if it was cancelled or is late, which is then its error."""
-
-    def go_on() -> None:
-        if call.leaves(time.monotonic()):
-            raise _Gone
-
-    with suppress(_Gone):
-        go_on()
-        return draft.prepare(go_on)
-    return None

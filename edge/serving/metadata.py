@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from edge import __version__
-from edge.errors import InvalidRequest, RequestError
+from edge.errors import InvalidRequest, PermissionDenied, RequestError
 from edge.health.health import Health
 from edge.pb import inference_pb2 as pb
 from edge.protocol import PREPROCESS, SPACE
 from edge.repository.entry import Entry
 from edge.repository.model import Model
-from edge.repository.on_demand import OnDemand
-from edge.repository.repository import Repository
+from edge.repository.repository import NotLoaded, Repository
 from edge.scheduling.job import DEFAULT_PRIORITY, PRIORITY_LEVELS
 from edge.scheduling.scheduler import Scheduler
+from edge.serving.inference import InferenceService
 
 #: The protocol extensions that every server has.
 EXTENSIONS = (
@@ -23,8 +25,8 @@ EXTENSIONS = (
 class Metadata:
     """Answers the RPCs that describe the server and its models; to describe one that is not ready is a RequestError.
 
-    ``extensions`` are enabled beside :data:`EXTENSIONS`. ``models`` loads a model to describe it, where requests may do
-    that: its runtime and its tensors are known then.
+    ``extensions`` are enabled beside :data:`EXTENSIONS`. Where requests load models, ``service`` loads one to describe
+    it, because its runtime and its tensors are known then. That counts as a request of the caller.
     """
 
     def __init__(
@@ -35,11 +37,11 @@ class Metadata:
         *,
         default_timeout_seconds: float | None = None,
         extensions: tuple[str, ...] = (),
-        models: OnDemand | None = None,
+        service: InferenceService | None = None,
     ) -> None:
         self._repository, self._scheduler, self._health = repository, scheduler, health
         self._default_timeout = default_timeout_seconds
-        self._extensions, self._models = (*EXTENSIONS, *extensions), models
+        self._extensions, self._service = (*EXTENSIONS, *extensions), service
         self.server_ready = health.server_ready
 
     def model_ready(self, request: pb.ModelReadyRequest) -> bool:
@@ -56,9 +58,15 @@ class Metadata:
         """Return the server's name, version and protocol extensions."""
         return pb.ServerMetadataResponse(name="fewheads", version=__version__, extensions=self._extensions)
 
-    async def model_metadata(self, request: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
-        """Return a model's inputs and outputs, batch dimension included."""
-        model = await self._model(request.name, request.version)
+    async def model_metadata(
+        self, request: pb.ModelMetadataRequest, check_may_infer: Callable[[], object] = lambda: None
+    ) -> pb.ModelMetadataResponse:
+        """Return a model's inputs and outputs, batch dimension included.
+
+        ``check_may_infer`` is called before a model is loaded, and raises a PermissionDenied if the caller may not
+        cause that.
+        """
+        model = await self._model(request.name, request.version, check_may_infer)
         response = pb.ModelMetadataResponse(name=model.name, platform=model.runner.platform)
         response.versions.extend(entry.version for entry in self._repository.named(model.name) if entry.answers)
         for tensors, specs in ((response.inputs, model.inputs), (response.outputs, model.outputs)):
@@ -66,9 +74,13 @@ class Metadata:
                 tensors.add(name=spec.name, datatype=spec.datatype, shape=spec.shape)
         return response
 
-    async def model_config(self, request: pb.ModelConfigRequest) -> pb.ModelConfigResponse:
-        """Return a model's configuration in Triton's terms; dims are without the batch dimension."""
-        model = await self._model(request.name, request.version)
+    async def model_config(
+        self, request: pb.ModelConfigRequest, check_may_infer: Callable[[], object] = lambda: None
+    ) -> pb.ModelConfigResponse:
+        """Return a model's configuration in Triton's terms, as :meth:`model_metadata`; dims are without the batch
+        dimension.
+        """
+        model = await self._model(request.name, request.version, check_may_infer)
         skip = 1 if model.manifest.max_batch_size else 0
         config = pb.ModelConfig(
             name=model.name,
@@ -114,10 +126,18 @@ class Metadata:
             entries = [entry] if request.version else [entry for entry in entries if entry.name == request.name]
         return pb.ModelStatisticsResponse(model_stats=[_statistics(entry) for entry in entries if entry.version])
 
-    async def _model(self, name: str, version: str) -> Model:
-        if self._models:
-            return (await self._models.ready(name, version))[1]
-        return self._repository.ready(name, version)[1]
+    async def _model(self, name: str, version: str, check_may_infer: Callable[[], object]) -> Model:
+        try:
+            return self._repository.ready(name, version)[1]
+        except NotLoaded:
+            assert self._service
+        try:
+            check_may_infer()
+        except PermissionDenied as error:
+            given, expected, fix = error.given, error.expected, error.fix
+            raise PermissionDenied(f"load of model {name!r}", given=given, expected=expected, fix=fix) from None
+        self._service.admit()
+        return await self._service.load_waits.ready(name, version)
 
     def repository_index(self, request: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
         """Return the state of every bundle, or only of the ready ones, with the reason if it is not ready."""

@@ -66,7 +66,8 @@ class RequestedOutput(NamedTuple):
 class UncheckedRequest(NamedTuple):
     """A request to infer. It is not validated; ``inputs`` can be read once.
 
-    If all inputs are raw, they may be in ``contents`` alone; ``key`` then holds everything else but the id.
+    If all inputs are raw, they may be in ``contents`` alone; ``key`` then holds everything else but the id. Inputs may
+    hold texts from ``json_bytes`` of JSON.
     """
 
     model_name: str
@@ -77,6 +78,7 @@ class UncheckedRequest(NamedTuple):
     outputs: Sequence[RequestedOutput]
     contents: Sequence[bytes] = ()
     key: bytes = b""
+    json_bytes: int = 0
 
 
 def request_of(message: pb.ModelInferRequest) -> UncheckedRequest:

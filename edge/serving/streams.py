@@ -99,16 +99,22 @@ class Streams:
         await self._answer(self._read(read, deadline, outbox), write_message, outbox)
 
     async def answer_all(
-        self, requests: Iterable[UncheckedRequest], write: WriteResponse, in_flight: int = MAX_IN_FLIGHT
+        self,
+        requests: Iterable[UncheckedRequest],
+        write: WriteResponse,
+        in_flight: int = MAX_IN_FLIGHT,
+        deadline: float | None = None,
     ) -> None:
         """Answer requests that belong together, as the answers come; so many at a time. Cancelling this cancels all.
+
+        ``deadline`` is that of all of them together, as in :meth:`answer`; the caller cancels this then.
 
         The caller has admitted the first one. The others count in its rate, and are not refused for it: the client sent
         one request, and can't know how many it becomes.
         The first error is raised, and cancels the other requests. A shutdown does not stop this.
         """
         outbox = _Outbox(Encoder(), in_flight)
-        await self._answer(self._begin_all(requests, outbox), write, outbox)
+        await self._answer(self._begin_all(requests, deadline, outbox), write, outbox)
 
     async def _answer(
         self, reading: Coroutine[Any, Any, None], write: Callable[[Any, bool], Awaitable[None]], outbox: _Outbox
@@ -164,14 +170,14 @@ class Streams:
             draining.cancel()
             outbox.ready.put_nowait(None)
 
-    async def _begin_all(self, requests: Iterable[UncheckedRequest], outbox: _Outbox) -> None:
+    async def _begin_all(self, requests: Iterable[UncheckedRequest], deadline: float | None, outbox: _Outbox) -> None:
         try:
             for number, request in enumerate(requests):
                 await outbox.room.acquire()
                 if number:
                     self._service.admit(refuse=False)
                 streamed = _StreamedRequest(at_once=True)
-                self._begin(request, None, streamed, outbox, partial(outbox.answered, streamed), admitted=True)
+                self._begin(request, deadline, streamed, outbox, partial(outbox.answered, streamed), admitted=True)
                 await asyncio.sleep(0)  # so that one which is refused at once ends this
         finally:
             outbox.ready.put_nowait(None)

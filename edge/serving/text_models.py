@@ -13,8 +13,8 @@ from edge.errors import NotFound, Raw
 from edge.programs.generate import Generate
 from edge.repository.entry import Entry
 from edge.repository.model import Model
-from edge.repository.on_demand import OnDemand
 from edge.repository.repository import NotLoaded, Repository
+from edge.serving.waiting import LoadWaits
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -62,28 +62,30 @@ T = TypeVar("T", TextGenerator, Embedder, Reranker)
 class TextModels:
     """The models of a repository that read texts and answer requests, each in its highest version."""
 
-    def __init__(self, repository: Repository, models: OnDemand) -> None:
+    def __init__(self, repository: Repository, models: LoadWaits) -> None:
         self._repository, self._models = repository, models
 
     def __iter__(self) -> Iterator[tuple[Entry, type[TextModel]]]:
         entries = {entry.name: entry for entry in self._repository if entry.answers}
         return ((entry, kind) for entry in entries.values() if (kind := _kind_of(entry)))
 
-    async def find(self, name: str, kind: type[T]) -> T:
-        """Return the model of this name, loaded; raise a NotFound if it is not ready, or does something else."""
+    async def find(self, name: str, kind: type[T], size_bytes: int) -> T:
+        """Return the model of this name, loaded for a request that holds so many bytes.
+
+        Raise a NotFound if it is not ready, or does something else, and as :meth:`LoadWaits.ready`.
+        """
         if self._listed(name)[1] is kind:
-            _, model = await self._models.ready(name, "")
-            found = text_model(model)
+            found = text_model(await self._models.ready(name, "", size_bytes))
             if isinstance(found, kind):
                 return found
         given, fix = Raw(f"a model without {DOES[kind]}"), "GET /v1/models says what each model does."
         raise NotFound(f"model {name!r}", given=given, expected=self._known(kind), fix=fix)
 
-    async def only(self, kind: type[T]) -> T:
-        """Return the one model of a kind, loaded; raise a NotFound if there are none or several."""
+    async def only(self, kind: type[T], size_bytes: int) -> T:
+        """Return the one model of a kind as :meth:`find`; raise a NotFound if there are none or several."""
         found = [entry for entry, one in self if one is kind]
         if len(found) == 1:
-            return await self.find(found[0].name, kind)
+            return await self.find(found[0].name, kind, size_bytes)
         given, fix = Raw("no name"), "Name one of them; GET /v1/models says what each model does."
         raise NotFound("model", given=given, expected=self._known(kind), fix=fix)
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-from edge.errors import Overloaded, Raw
 from edge.scheduling.queue import JobQueue
 from edge.serving.call import outcome_of
 
@@ -28,7 +27,6 @@ class Threads:
         self._queue = queue
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MOST_THREADS), "work")
-        self._waiting = self._bytes = 0
 
     def submit(
         self, size_bytes: int, work: Callable[[], Any], done: Callable[[Any], None], *, accepted: bool = False
@@ -37,7 +35,9 @@ class Threads:
 
         Raise an Overloaded if too many requests, or bytes, wait, and this request is not ``accepted`` already.
         """
-        self.enter(size_bytes, accepted=accepted)
+        if not accepted and (full := self._queue.full(size_bytes)):
+            raise self._queue.refusal(full, size_bytes)
+        self._queue.hold(size_bytes)
         self._threads.submit(self._run, size_bytes, work, done)
 
     async def run(self, size_bytes: int, work: Callable[[], T], *, accepted: bool = False) -> T:
@@ -49,29 +49,6 @@ class Threads:
 
         result: T = await outcome_of(start, lambda _: gone.set())
         return result
-
-    def enter(self, size_bytes: int, *, accepted: bool = False) -> None:
-        """Count a request that waits elsewhere than in the queue, until :meth:`leave`; raise as :meth:`submit`."""
-        if not accepted:
-            self._check(size_bytes)
-        self._waiting += 1
-        self._bytes += size_bytes
-
-    def leave(self, size_bytes: int) -> None:
-        """Count a request no longer that has entered."""
-        self._waiting -= 1
-        self._bytes -= size_bytes
-
-    def _check(self, size_bytes: int) -> None:
-        queue, cause = self._queue, ""
-        waiting, total = self._waiting + len(queue), self._bytes + queue.size_bytes + size_bytes
-        if waiting >= queue.max_jobs:
-            cause, given, expected = "requests", f"{waiting} waiting requests", f"fewer than {queue.max_jobs}"
-        elif total > queue.max_bytes:
-            cause, given, expected = "bytes", f"{total} bytes with this request", f"at most {queue.max_bytes}"
-        if cause:
-            fix = "Send the request again later, or to another server."
-            raise Overloaded("queue", given=Raw(given), expected=expected, fix=fix, cause=cause)
 
     def _run(self, size_bytes: int, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         try:
@@ -89,5 +66,5 @@ class Threads:
             del outcome  # the error's traceback refers to this frame
 
     def _end(self, size_bytes: int, done: Callable[[Any], None], outcome: Any) -> None:
-        self.leave(size_bytes)
+        self._queue.release(size_bytes)
         done(outcome)

@@ -1,7 +1,9 @@
 """One real server for the whole run: it serves good bundles, and a broken one among them."""
 
 import shutil
+import threading
 import time
+from collections import Counter
 
 import grpc
 import hypothesis
@@ -10,6 +12,7 @@ import pytest
 from edge.datatypes import NUMPY_TYPES
 from edge.launch import running_server
 from edge.pb import inference_pb2_grpc, telemetry_pb2_grpc
+from edge.repository import loader
 from edge.scheduling.scheduler import Scheduler
 from edge.settings import TRANSPORTS, Settings
 from tests.support.letters_model import NAME as LETTERS
@@ -162,3 +165,44 @@ def _steps_per_second(stub):
 def take(steps_per_second):
     """Return how many steps take about so many seconds."""
     return lambda seconds: max(int(seconds * steps_per_second), 1)
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """Count the loads by model; those whose name is in ``held`` wait."""
+    counted, real = Held(), loader.load_with
+
+    def load_with(runtime, bundle, *rest):
+        counted.add(bundle.manifest.name)
+        return real(runtime, bundle, *rest)
+
+    monkeypatch.setattr(loader, "load_with", load_with)
+    yield counted
+    counted.goes_on.set()
+
+
+@pytest.fixture
+def preparing(monkeypatch):
+    """Count what comes before the turn of a load, such as a build, by directory without version, as ``loads``."""
+    counted, real = Held(), loader.Loader.prepare
+
+    def prepare(self, bundle, *rest):
+        counted.add(bundle.path.name.partition("-")[0])
+        return real(self, bundle, *rest)
+
+    monkeypatch.setattr(loader.Loader, "prepare", prepare)
+    yield counted
+    counted.goes_on.set()
+
+
+class Held(Counter):
+    """Counts names; those in ``held`` wait until ``goes_on`` is set."""
+
+    def __init__(self):
+        super().__init__()
+        self.held, self.goes_on = "", threading.Event()
+
+    def add(self, name):
+        self[name] += 1
+        if name in self.held:
+            assert self.goes_on.wait(20)

@@ -51,7 +51,7 @@ def runs_of(queue, now=NOW):
 
 
 def check(admission, job, runs):
-    admission.check(job, NOW, admission._queue.full(job), lambda: runs)
+    admission.check(job, NOW, admission._queue.full(job.size_bytes), lambda: runs)
 
 
 def test_queue_takes_runs_by_priority_and_arrival_and_never_mixes_tiers():

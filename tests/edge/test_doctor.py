@@ -2,13 +2,16 @@
 
 import os
 import shutil
+import socket
 import subprocess
 
+import click
 import msgspec
 import onnxruntime
 import pytest
 
-from edge.cli.doctor import Check, driver_version, jetson_checks, runtime_checks
+from edge.__main__ import cli
+from edge.cli.doctor import Check, driver_version, jetson_checks, places_to_listen, runtime_checks
 from edge.instruments.board import BoardInfo, Release, parse_release, read_board
 from edge.runtimes.table import RUNTIMES
 from tests.support import boards
@@ -325,3 +328,34 @@ def test_broken_files_give_no_facts(tmp_path):
     (root / "etc/nv_tegra_release").mkdir()
     found = board(root)
     assert (found.model, found.l4t, found.power_mode, found.power_modes) == ("NVIDIA Jetson", None, None, ())
+
+
+def test_ports_and_sockets_are_those_that_a_server_would_take(tmp_path, monkeypatch):
+    def found():
+        with click.Context(cli) as context:
+            return {(each.name, each.status, each.found, each.advice) for each in places_to_listen(context)}
+
+    taken, free, file = tmp_path / "taken", tmp_path / "free", tmp_path / "fewheads.toml"
+    monkeypatch.setenv("FEWHEADS_SERVE_GRPC_SOCKET", str(taken))
+    monkeypatch.setenv("FEWHEADS_SERVE_CONFIG", str(file))
+    with socket.socket(socket.AF_UNIX) as other, socket.create_server(("127.0.0.1", 0)) as busy:
+        other.bind(str(taken))
+        other.listen()
+        port = busy.getsockname()[1]
+        file.write_text(f'metrics-port = {port}\nhttp-socket = "{free}"')
+        expected = {
+            (f"socket {taken}", "warning", "the socket of another server", "Stop that server, or give another path."),
+            (f"socket {free}", "ok", "free", ""),
+        }
+        (of_port,) = found() - expected
+        assert (of_port[:2], of_port[3]) == ((f"port {port}", "warning"), "Serve on another one with --metrics-port.")
+        assert "in use" in of_port[2]
+        assert taken.is_socket()
+    file.write_text("no-metrics = true\nhttp-port = 0")
+    taken.unlink()
+    assert found() == {(f"socket {taken}", "ok", "free", "")}
+    assert not taken.exists()
+    file.write_text("metric-port = 1")
+    ((name, status, given, _),) = found()
+    assert (name, status) == ("options", "failed")
+    assert "Did you mean metrics-port?" in given

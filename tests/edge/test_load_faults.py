@@ -24,7 +24,8 @@ from edge.launch import serving
 from edge.pb import inference_pb2 as pb
 from edge.repository import loader as loaders
 from edge.repository.budget import MemoryBudget
-from edge.repository.control import LOAD_THREAD, ModelControl
+from edge.repository.control import ModelControl
+from edge.repository.load import LOAD_THREAD
 from edge.repository.loader import Loader
 from edge.repository.repository import Directory, Repository
 from edge.runtimes import cache

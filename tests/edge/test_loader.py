@@ -171,6 +171,8 @@ async def test_builds_that_are_off_or_impossible_are_explained(scheduler, builds
     await ModelControl(repository, "none").start()
     (entry,) = repository
     assert f"fewheads build {path} --target onnxruntime --cache {cache}" in entry.reason
+    with pytest.raises(BackendError, match="no build in"):  # before another model is evicted for it
+        repository.loader.prepare(Bundle.open(path), print, threading.Event())
     cache.write_bytes(b"")
     repository = Repository(path.parent, Loader(scheduler, "onnxruntime", cache))
     await ModelControl(repository, "none").start()

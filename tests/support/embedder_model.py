@@ -24,7 +24,8 @@ def embeddings(texts):
     return np.stack([VECTORS[ids(text)].sum(axis=0) for text in texts]).astype(np.float32)
 
 
-def write_embedder_bundle(directory, max_length=MAX_LENGTH):
+def write_embedder_bundle(directory, max_length=MAX_LENGTH, unknown=(1, 0, 0)):
+    """Write the bundle; ``unknown`` is the vector of other words than those above."""
     shape = Profile(min=(1, 1), opt=(1, 8), max=(MAX_BATCH_SIZE, max_length))
     manifest = manifest_of(
         NAME,
@@ -38,7 +39,7 @@ def write_embedder_bundle(directory, max_length=MAX_LENGTH):
     inputs = dict(zip(("input_ids", "attention_mask"), padded([ids(text) for text in TEXTS]), strict=True))
     raw = {"text": np.array([[text.encode()] for text in TEXTS])}
     golden = Golden(inputs, {"embedding": embeddings(TEXTS)}, raw).encode()
-    model = model_of(VECTORS, output="embedding")
+    model = model_of(np.vstack([VECTORS[:1], [unknown], VECTORS[2:]]).astype(np.float32), output="embedding")
     return write_bundle(
         directory, manifest, {"tokenizer.json": tokenizer_json(), "model.onnx": model, "golden.npz": golden}
     )
