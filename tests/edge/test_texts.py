@@ -146,7 +146,7 @@ def test_the_examples_for_users_of_other_servers(ready, url):
         page = page.replace(ours, theirs)
     programs = re.findall(r"^```python\n(.+?)^```$", page, re.MULTILINE | re.DOTALL)
     printed = answer(run([sys.executable, "-W", "ignore", "-c", "".join(programs)]))
-    text, vectors = continued(PROMPT, 5), [[2, 0, 0], [0, 2, 0]]  # one word of two is unknown, or "good" alone
+    text, vectors = continued(PROMPT, 5), [[2, 0, 0], [0, 2, 0]]  # of two unknown words, and of "good"
     assert printed.splitlines() == ["[[2. 0. 0.]", " [0. 2. 0.]]", text, "[2.0, 0.0, 0.0]", "[[4. 0.]", " [0. 4.]]"]
     commands = re.findall(r"^curl .+'$", page, re.MULTILINE)
     lines = answer(run(["sh", "-ec", "\n".join(f"{command} -sS --fail -w '\\n'" for command in commands)])).splitlines()
