@@ -144,10 +144,15 @@ def _check_preprocess(manifest: Manifest, subject: str) -> None:
 
 
 def _check_postprocess(manifest: Manifest, subject: str) -> None:
-    step = manifest.postprocess
+    before, step = manifest.preprocess, manifest.postprocess
+    is_span = isinstance(step, SpanPostprocess)
+    has_windows = isinstance(before, TokenizerPreprocess) and before.windows is not None
+    expected = "a tokenizer with windows before a span, and none elsewhere"
+    require(has_windows == is_span, subject, "preprocess", Raw("another step"), expected)
+    expected = "1 or more, for the windows of a text"
+    require(manifest.max_batch_size or not is_span, subject, "max_batch_size", manifest.max_batch_size, expected)
     if step is None:
         return
-    is_span = isinstance(step, SpanPostprocess)
     each = "a token" if is_span else "the score" if isinstance(step, ScorePostprocess) else "a column for each label"
     expected = f"an FP32 output of shape {list(step.shape)}, {each}"
     for name in step.reads:
@@ -157,13 +162,6 @@ def _check_postprocess(manifest: Manifest, subject: str) -> None:
     for result in step.results:
         _check_new_name(manifest, result.name, "postprocess output", subject)
     _unique(subject, "postprocess output", [result.name for result in step.results])
-    before = manifest.preprocess
-    has_windows = isinstance(before, TokenizerPreprocess) and before.windows is not None
-    expected = "a tokenizer with windows before a span, and none elsewhere"
-    require(has_windows == is_span, subject, "preprocess", Raw("another step"), expected)
-    require(
-        not is_span or manifest.max_batch_size, subject, "max_batch_size", 0, "1 or more, for the windows of a text"
-    )
 
 
 def _check_new_name(manifest: Manifest, name: str, field: str, subject: str) -> None:

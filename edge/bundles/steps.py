@@ -283,8 +283,8 @@ class SpanPostprocess(Struct, frozen=True, tag="span", tag_field="type"):
     @property
     def results(self) -> tuple[TensorSpec, ...]:
         """The outputs that a client may request."""
-        names = {self.answer: "BYTES", self.score: "FP32", self.start: "INT32", self.end: "INT32"}
-        return tuple(TensorSpec(name, datatype, (-1, -1)) for name, datatype in names.items())
+        numbers = ((self.score, "FP32"), (self.start, "INT32"), (self.end, "INT32"))
+        return tuple(TensorSpec(name, datatype, (-1, -1)) for name, datatype in ((self.answer, "BYTES"), *numbers))
 
 
 #: The steps after a model. A step states which outputs of the graph it ``reads``, their ``shape``, and ``results``, the
