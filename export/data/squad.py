@@ -22,8 +22,8 @@ from export.errors import DataError
 
 #: Tokens of a question that are read, as in BERT.
 LONGEST_QUESTION = 64
-#: Tokens of a window: room for the longest question, three special tokens, and 29 of the context.
-LEAST_LENGTH = LONGEST_QUESTION + 3 + 29
+#: Tokens of a window with room for the longest question, three special tokens, and 29 of the context.
+_USUAL_LENGTH = LONGEST_QUESTION + 3 + 29
 #: The official files, and a free one without a training set, of whose articles a quarter becomes dev.
 _TRAIN, _DEV, _ALONE = "train-v1.1.json", "dev-v1.1.json", "xquad.en.json"
 _DEV_SHARE, _DEV_SEED = 0.25, 1  # another seed than the hold-out's, so that neither split depends on the other
@@ -158,9 +158,9 @@ def split_articles(
 def window_shape(max_length: int) -> WindowShape:
     """Return how contexts are cut into windows of ``max_length`` tokens: BERT's of 384 share 128.
 
-    They share at most half of the context beside a long question. Below :data:`LEAST_LENGTH`, a question has a third.
+    They share at most half of the context beside a long question, which has a third of windows below 96 tokens.
     """
-    question = LONGEST_QUESTION if max_length >= LEAST_LENGTH else max(max_length // 3, 1)
+    question = LONGEST_QUESTION if max_length >= _USUAL_LENGTH else max(max_length // 3, 1)
     stride = max(min(max_length // 3, (max_length - question - 3) // 2), 0)
     return WindowShape(question_tokens=question, stride=stride)
 

@@ -16,12 +16,10 @@ from tokenizers import Tokenizer
 from edge.bundles.spans import likeliest
 from edge.bundles.steps import SpanPostprocess
 from edge.datatypes import Array
-from edge.errors import UsageError
 from edge.files import sha256
 from export.data.examples import DEV_SEED, DEV_SHARE, HOLDOUT_SHARE, TRAIN, Examples, drawn
 from export.data.question_tables import read_questions
 from export.data.squad import (
-    LEAST_LENGTH,
     Question,
     Windows,
     encode_windows,
@@ -84,9 +82,6 @@ class SquadTask(TextTask, frozen=True, kw_only=True):
     def prepare(self, data_dir: str | Path, reader: Reader, *, max_length: int, limit: int | None) -> Data:
         """Read the files, hold a tenth of the articles out, and cut contexts into windows that share up to a third."""
         assert isinstance(reader, Tokenizer)
-        if max_length < LEAST_LENGTH:
-            fix = "A question of 64 tokens must leave room for some of its context; 384 is usual."
-            raise UsageError("--max-length", given=max_length, expected=f"{LEAST_LENGTH} at least", fix=fix)
         learning, dev = self.splits(Path(data_dir))
         train, holdout = split_articles(learning, HOLDOUT_SHARE)
         chosen = [train[index] for index in drawn([question.id for question in train], limit)]
