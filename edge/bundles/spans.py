@@ -74,7 +74,7 @@ def extract(
     ranked, row = list[list[Span]](), 0
     for context in contexts:
         rows = slice(row, row + len(context.windows))
-        ranked.append(likeliest(step, starts[rows], ends[rows], context, n_best))
+        ranked.append(likeliest(step, [*starts[rows]], [*ends[rows]], context, n_best))
         row = rows.stop
     shape = len(ranked), max(1, *map(len, ranked))
     texts, scores = np.full(shape, b"", np.object_), np.zeros(shape, np.float32)
