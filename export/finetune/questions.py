@@ -123,7 +123,7 @@ class OwnQuestions(SquadTask, frozen=True, kw_only=True):
 
 
 def describe_questions(data: OwnData) -> OwnData:
-    """Return the description of own questions after all of them were read and checked; a DataError says what is wrong."""
+    """Return the description of own questions, all of which were read; raise a DataError for those that are wrong."""
     found = find(Path(data.path), None if data.dev is None else Path(data.dev))
     questions = _read_all(found)
     learning, dev = _with_dev(questions)
