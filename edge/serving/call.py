@@ -190,8 +190,9 @@ class ResponseBuilder:
             for name in step.reads:
                 if name in answer.nonfinite:
                     raise _no_order(model, step.answer, name)
-            logits, n_best = (outputs[name] for name in step.reads), form.parameters.n_best or 1
-            outputs = {**outputs, **spans.extract(step, *logits, form.contexts, n_best)}
+            starts, ends = (outputs[name] for name in step.reads)
+            found = spans.extract(step, starts, ends, form.contexts, form.parameters.n_best or 1)
+            outputs = {**outputs, **found}
         return InferResponse(model, request_id, {name: outputs[name] for name in names}, regions, parameters)
 
 

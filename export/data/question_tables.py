@@ -45,12 +45,10 @@ def _read(path: Path) -> Iterable[Question]:
         expected = f"question, context, and one of {' and '.join(_ANSWERS)}"
         given = Raw(f"the columns {', '.join(table.columns)}")
         raise DataError(f"{path}", given=given, expected=expected, fix="Rename the columns.")
-    cells = zip(*(table.values(columns[name]) for name in ("question", "context", "answer")), strict=True)
+    cells = [table.values(columns[name]) for name in ("question", "context", "answer")]
     starts = table.values(columns[_START]) if _START in columns else [None] * table.rows
-    return [
-        _question(f"{path.name}:{row + 1}", table.place(row), *texts, start)
-        for row, (texts, start) in enumerate(zip(cells, starts, strict=True))
-    ]
+    rows = enumerate(zip(*cells, starts, strict=True))
+    return [_question(f"{path.name}:{row + 1}", table.place(row), *row_cells) for row, row_cells in rows]
 
 
 def _columns(table: DataTable) -> Mapping[str, str] | None:
@@ -66,7 +64,8 @@ def _question(name: str, place: str, question: Any, context: Any, answer: Any, s
     for column, text in (("question", question), ("context", context)):
         if not isinstance(text, str) or not text.strip():
             raise DataError(f"{place} column {column}", given=text, expected="a text", fix="Fill the cell.")
-    texts, starts = [answer] if answer else [], [start]
+    texts: Any = [answer] if answer else []
+    starts: Any = [start]
     if isinstance(answer, dict):
         texts, starts = answer.get("text") or [], answer.get(_START)
     if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
