@@ -118,7 +118,7 @@ class TokenizerPreprocessor(_TextPreprocessor):
         expected = f"more tokens than the {special} that the tokenizer adds"  # the library would raise, or cut nothing
         if config.windows:
             special += config.windows.question_tokens + config.windows.stride
-            expected = f"more tokens than {special}, of the question, of two windows, and that the tokenizer adds"
+            expected = f"more tokens than the {special} of the question, the stride and the tokenizer itself"
         require(config.max_length > special, subject, "max_length", config.max_length, expected)
         if cut and not config.windows:
             self._tokenizer.enable_truncation(config.max_length, strategy="longest_first")

@@ -124,7 +124,7 @@ def _distinct(context: Context, sums: Array, n_best: int) -> list[tuple[int, int
 
     Of equal sums, the span that begins first comes first. Several tokens may be of one character.
     """
-    flat, most = sums.ravel(), int(np.isfinite(sums).sum())
+    flat, most, may_be_blank = sums.ravel(), int(np.isfinite(sums).sum()), True
     found: dict[tuple[int, int], float] = {}
     wanted = min(n_best, most)
     while wanted:
@@ -138,5 +138,19 @@ def _distinct(context: Context, sums: Array, n_best: int) -> list[tuple[int, int
                 found.setdefault((begin, end), float(flat[index]))
             if len(found) == n_best:
                 break
-        wanted = min(4 * wanted, most) if len(found) < n_best and wanted < most else 0
+        if len(found) == n_best or wanted == most:
+            break
+        if may_be_blank:  # once and not before, because few contexts have so many
+            _drop_blank(context, sums)
+            most, may_be_blank = int(np.isfinite(sums).sum()), False
+        wanted = min(4 * wanted, most)
     return [(*span, value) for span, value in found.items()]
+
+
+def _drop_blank(context: Context, sums: Array) -> None:
+    """Make the sums of spans of spaces alone -inf."""
+    tokens, begins, ends = np.arange(len(sums)), *context.offsets.T
+    ends = np.maximum(ends, np.append(begins[1:], 0))  # with characters that no token has
+    is_text = [bool(context.text[begin:end].strip()) for begin, end in zip(begins, ends, strict=True)]
+    following = np.minimum.accumulate(np.where(is_text, tokens, len(tokens))[::-1])[::-1]  # token with text
+    sums[np.arange(sums.shape[1]) < (following - tokens)[:, None]] = -np.inf

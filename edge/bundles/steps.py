@@ -109,10 +109,8 @@ class TokenizerPreprocess(_Step, frozen=True, tag="tokenizer", tag_field="type")
         require(spec in (None, TensorSpec(self.offsets or "", "INT64", (-1, -1, 2))), subject, field, spec, expected)
         if self.windows:
             require(self.pair, subject, "preprocess windows", Raw("no pair"), "a pair, whose second text they are of")
-            taken, expected = (
-                self.windows.question_tokens + self.windows.stride,
-                f"less than {self.max_length} together",
-            )
+            taken = self.windows.question_tokens + self.windows.stride
+            expected = f"fewer than {self.max_length} tokens of the question and the stride"
             require(taken < self.max_length, subject, "preprocess windows", taken, expected)
 
 

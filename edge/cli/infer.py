@@ -202,12 +202,10 @@ def infer(
             raise UsageError("input", given=Raw("none"), expected="TEXT or --input", fix=fix)
         answers = outputs.keys() >= set(ANSWER)
         if top and PROBABILITIES not in outputs and not answers:
-            given, expected = (
-                Raw(f"{model} with the outputs {', '.join(outputs)}"),
-                "a model with one label for each input",
-            )
+            given = Raw(f"{model} with the outputs {', '.join(outputs)}")
+            expected = "a model with one label for each input, or with answers"
             fix = "Leave it out; where each word has a label, that is shown with its probability."
-            raise UsageError("--top", given=given, expected=f"{expected}, or with answers", fix=fix)
+            raise UsageError("--top", given=given, expected=expected, fix=fix)
         generates = [(name, outputs[name].datatype) for name in ("text", "generated") if name in outputs]
         generative = generates == [("text", "BYTES"), ("generated", "INT32")]
         if stream and not generative:

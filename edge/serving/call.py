@@ -34,6 +34,8 @@ _REASONS: Final = (BY_DEADLINE, BY_BUDGET, BY_LENGTH, BY_TOLERANCE, BY_STOP)
 
 #: Elements whose texts are written in a few milliseconds.
 _INLINE_ELEMENTS: Final = 4096
+#: Logits that take as long to search as an answer that is found takes to write.
+_LOGITS_OF_ANSWER: Final = 4
 
 
 class Arrival(NamedTuple):
@@ -190,7 +192,7 @@ class ResponseBuilder:
             for name in step.reads:
                 if name in answer.nonfinite:
                     raise _no_order(model, step.answer, name)
-            starts, ends = (outputs[name] for name in step.reads)
+            starts, ends = (answer.outputs[name] for name in step.reads)  # they may be ranked in outputs
             found = spans.extract(step, starts, ends, form.contexts, form.parameters.n_best or 1)
             outputs = {**outputs, **found}
         return InferResponse(model, request_id, {name: outputs[name] for name in names}, regions, parameters)
@@ -233,7 +235,9 @@ class Encoder:
             return False
         outputs, derived = answer.outputs, form.model.derived
         if form.contexts and form.model.spans:
-            return sum(outputs[name].size for name in form.model.spans.reads) > _INLINE_ELEMENTS
+            logits = sum(outputs[name].size for name in form.model.spans.reads)
+            answers = len(form.contexts) * (form.parameters.n_best or 1)
+            return logits + _LOGITS_OF_ANSWER * answers > _INLINE_ELEMENTS
         sizes = [array.size for array in outputs.values() if array.dtype.kind == "O"]
         sizes += [outputs[label.reads].size for label in derived.values() if label.output.datatype == "BYTES"]
         sizes += [outputs[name if name in outputs else derived[name].reads].size for name in form.classes]

@@ -88,6 +88,7 @@ def agree(got, question, context, n_best, *, no_answer=False, tolerance=1e-9):
 
 @example("who" * 9, LONG, 40, True)
 @example("", "", 3, False)
+@example("", "\n " * 25 + "é\n" + " " * 8, 7, False)
 @given(texts, texts, st.integers(1, 40), st.booleans())
 def test_the_likeliest_spans_are_those_of_a_search_of_all(read, question, context, n_best, no_answer):
     ((rows, found),) = read.windows(column(question), column(context))
@@ -143,6 +144,16 @@ def test_clients_get_answers_over_grpc_and_http(client, served):
     assert answer["score"][1, 0] == 1
 
 
+def test_the_windows_of_a_request_that_a_thread_reads(client):
+    rows = [("who" * 66, "a small cat")] * 19 + [("who" * 66, "the cat sat on the mat and saw a dog")]
+    assert sum(len(text) for row in rows for text in row) > 4096
+    (before,) = client.get_inference_statistics(NAME).model_stats
+    outputs = client.infer(NAME, pairs(*rows))
+    _check_rows({key: outputs.as_numpy(key) for key in ANSWERS}, rows, 1, no_answer=False)
+    (after,) = client.get_inference_statistics(NAME).model_stats
+    assert after.inference_count - before.inference_count == 19 + 4
+
+
 @pytest.mark.parametrize(("question", "context"), HOSTILE)
 def test_hostile_texts_are_answered(client, question, context):
     outputs = client.infer(NONE, pairs((question, context)), parameters={"n_best": 100})
@@ -174,11 +185,14 @@ def test_logits_on_request_and_for_token_ids(client):
         (pairs(*[("who", LONG)] * MAX_BATCH_SIZE), [], {}, "input 'context' of 'finder': got more than 24 windows"),
         (pairs(("who", "a" * 201)), [], {}, "text in input 'context': got 201 bytes, expected at most 200"),
         (pairs(("who", b"\xff")), [], {}, "expected UTF-8"),
+        (pairs(("~", "a cat")), [], {}, "output 'answer' of 'finder': got a NaN or an infinity in 'start_logits'"),
         (pairs(("who", "a cat"))[:1], [], {}, "expected 'question' and 'context'"),
     ):
         wanted = [triton.InferRequestedOutput(name) for name in names]
         with pytest.raises(InferenceServerException, match=message):
             client.infer(NAME, inputs, outputs=wanted, parameters=parameters)
+    ranked = [triton.InferRequestedOutput(LOGITS[0], class_count=2), triton.InferRequestedOutput("answer")]
+    assert client.infer(NAME, pairs(("who", "a cat")), outputs=ranked).as_numpy("answer").shape == (1, 1)
     with pytest.raises(InferenceServerException, match="classes of output 'score' of 'finder': got 2, expected none"):
         client.infer(NAME, pairs(("who", "a cat")), outputs=[triton.InferRequestedOutput("score", class_count=2)])
 
@@ -208,6 +222,6 @@ def test_a_manifest_that_breaks_the_rules_of_spans(tmp_path):
         with pytest.raises(BundleError, match=message):
             check(msgspec.structs.replace(whole, **fields), "manifest.json")
     small = step(max_length=step().windows.question_tokens + step().windows.stride + 2)
-    with pytest.raises(BundleError, match="max_length: got 10, expected more tokens than 11"):
+    with pytest.raises(BundleError, match="max_length: got 10, expected more tokens than the 11 of the question"):
         TokenizerPreprocessor(small, tokenizer().to_str().encode(), "tokenizer.json")
     assert Bundle.open(tmp_path / NAME).manifest.postprocess == manifest().postprocess
