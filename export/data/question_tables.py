@@ -64,14 +64,17 @@ def _question(name: str, place: str, question: Any, context: Any, answer: Any, s
     for column, text in (("question", question), ("context", context)):
         if not isinstance(text, str) or not text.strip():
             raise DataError(f"{place} column {column}", given=text, expected="a text", fix="Fill the cell.")
-    texts: Any = [answer] if answer else []
-    starts: Any = [start]
+    texts: Any = [] if answer in (None, "") else [answer]
+    starts: Any = [start] * len(texts)
     if isinstance(answer, dict):
-        texts, starts = answer.get("text") or [], answer.get(_START)
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        texts, starts = answer.get("text"), answer.get(_START)
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise DataError(f"{place} column answer", given=Raw(type(answer).__name__), expected="a text", fix=_FIX)
-    places = starts if isinstance(starts, list) and len(starts) == len(texts) else [None] * len(texts)
-    answers = tuple(Answer(_start(place, context, *one), one[0]) for one in zip(texts, places, strict=True) if one[0])
+    starts = [None] * len(texts) if starts is None else starts
+    if not isinstance(starts, list) or len(starts) != len(texts):
+        subject, expected = f"{place} column answer {_START}", f"a list with the start of each of {len(texts)} texts"
+        raise DataError(subject, given=starts, expected=expected, fix="Leave it out for first occurrences.")
+    answers = tuple(Answer(_start(place, context, *one), one[0]) for one in zip(texts, starts, strict=True) if one[0])
     return Question(name, context, context, question, answers)
 
 

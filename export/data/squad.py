@@ -30,6 +30,7 @@ _DEV_SHARE, _DEV_SEED = 0.25, 1  # another seed than the hold-out's, so that nei
 _FIX = (
     "Get the files in SQuAD v1.1 JSON from rajpurkar.github.io/SQuAD-explorer, or xquad.en.json of XQuAD, into squad/."
 )
+_FIX_OWN = "Repair the file, or give a table; a question without an answer has no answers, and is_impossible is true."
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -122,12 +123,14 @@ def read(path: str | Path, *, no_answer: bool = False) -> tuple[Question, ...]:
     Raises:
         DataError: it is missing or malformed, or an answer is not at its place, or missing.
     """
+    fix = _FIX_OWN if no_answer else _FIX
     try:
         articles = msgspec.json.decode(Path(path).read_bytes(), type=_File).data
     except OSError as error:
-        raise DataError(f"{path}", given=Raw(error.strerror), expected="a file", fix=_FIX) from None
+        raise DataError(f"{path}", given=Raw(error.strerror), expected="a file", fix=fix) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}", given=Raw(error), expected="SQuAD v1.1 JSON", fix=_FIX) from None
+        expected = "SQuAD v1.1 or v2.0 JSON" if no_answer else "SQuAD v1.1 JSON"
+        raise DataError(f"{path}", given=Raw(error), expected=expected, fix=fix) from None
     entries = [
         (Question(entry.id, article.title, paragraph.context, entry.question, entry.answers), entry.is_impossible)
         for article in articles
@@ -137,12 +140,12 @@ def read(path: str | Path, *, no_answer: bool = False) -> tuple[Question, ...]:
     for question, is_impossible in entries:
         subject = f"{path} question {question.id!r}"
         if not question.answers and not (no_answer and is_impossible):
-            raise DataError(subject, given=Raw("no answer"), expected="one at least", fix=_FIX)
+            raise DataError(subject, given=Raw("no answer"), expected="one at least", fix=fix)
         for answer in question.answers:
             given = question.context[answer.answer_start : answer.answer_start + len(answer.text)]
             if given != answer.text or not given:
                 subject += f" character {answer.answer_start} of the context"
-                raise DataError(subject, given=given, expected=f"the answer {answer.text!r}", fix=_FIX)
+                raise DataError(subject, given=given, expected=f"the answer {answer.text!r}", fix=fix)
     return tuple(question for question, _ in entries)
 
 

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from edge.bundles.spans import likeliest
 from edge.bundles.steps import SpanPostprocess
 from edge.datatypes import Array
+from edge.errors import Raw
 from edge.files import sha256
 from export.data.examples import DEV_SEED, DEV_SHARE, HOLDOUT_SHARE, TRAIN, Examples, drawn
 from export.data.question_tables import read_questions
@@ -29,6 +30,7 @@ from export.data.squad import (
 )
 from export.data.tables import DataFiles, find
 from export.data.tokens import Rows, sorted_batches
+from export.errors import DataError
 from export.finetune.imported import ImportedTask
 from export.finetune.models import Architecture, OpenedModel
 from export.finetune.predictions import Predicted
@@ -128,6 +130,11 @@ def describe_questions(data: OwnData) -> OwnData:
     questions = _read_all(found)
     learning, dev = _with_dev(questions)
     train, holdout = split_articles(learning, HOLDOUT_SHARE)
+    if not train:
+        titles = len({question.title for question in learning})
+        given, expected = Raw(f"{titles} beside dev"), "two or more contexts, or articles of JSON, beside those of dev"
+        fix = "Give questions on others: of each, all are learnt from or none."
+        raise DataError(data.path, given=given, expected=expected, fix=fix)
     known = {(question.question, question.context) for question in train}
     splits = {TRAIN: train, "holdout": holdout, **dev}
     return msgspec.structs.replace(

@@ -76,6 +76,9 @@ def test_files_of_questions(tmp_path):
         (("q", "a cat", {"text": ["cat"], "answer_start": [1]}), "a part of its context from character 1 on"),
         (("q", "a cat", {"text": ["cat"], "answer_start": ["x"]}), "a part of its context from character x on"),
         (("q", "a cat", {"text": [7], "answer_start": [1]}), "column answer: got dict, expected a text"),
+        (("q", "a cat", {"texts": ["cat"]}), "column answer: got dict, expected a text"),
+        (("q", "a cat", {"text": ["cat", "a"], "answer_start": [2]}), r"answer_start: got \[2\], expected a list with"),
+        (("q", "a cat", 0), "column answer: got int, expected a text"),
         (("", "a cat", "cat"), "line 1 column question: got '', expected a text"),
         (("q", None, "cat"), "line 1 column context: got None, expected a text"),
     ],
@@ -100,6 +103,12 @@ def test_contexts_are_held_out_whole_and_other_data_are_refused(tmp_path):
     write_rows(tmp_path / "dev.csv", ("question", "text"), [("q", "a cat")])
     with pytest.raises(DataError, match=r"dev\.csv: got the columns question, text, expected question, context, and"):
         describe(tmp_path / "faq.jsonl", tmp_path / "dev.csv", ColumnChoices())
+    write_lines(tmp_path / "dev.jsonl", [("q", "a cat", "cat"), ("q", "the cat", "cat")])
+    with pytest.raises(DataError, match=r"dev\.jsonl: got 1 beside dev, expected two or more contexts"):
+        describe(tmp_path / "dev.jsonl", None, ColumnChoices())
+    (tmp_path / "dev.json").write_text("[]")
+    with pytest.raises(DataError, match=r"expected SQuAD v1\.1 or v2\.0 JSON\. Repair the file"):
+        describe(tmp_path / "dev.json", None, ColumnChoices())
     write_lines(tmp_path / "faq.jsonl", rows[:-4])
     with pytest.raises(DataError, match="236 rows with SHA-256"):
         own_task(data).splits(tmp_path)
