@@ -103,9 +103,9 @@ class TokenizerPreprocessor(_TextPreprocessor):
     """Text, or pairs of texts (BYTES, [-1, 1]), to token ids, mask, segments and offsets (INT64, [-1, tokens, …]).
 
     ``definition`` is the ``tokenizer.json``, ``subject`` its name in errors. Text that is too long is cut, or refused
-    without ``cut``; text without tokens is refused. :meth:`windows` cuts nothing of a second text. Raise a BundleError if
-    it is not a tokenizer or leaves no room for text in the manifest's ``max_length``, a BackendError without the package
-    ``tokenizers``.
+    without ``cut``; text without tokens is refused. :meth:`windows` cuts nothing of a second text. Raise a BundleError
+    if it is not a tokenizer or leaves no room for text in the manifest's ``max_length``, a BackendError without the
+    package ``tokenizers``.
     """
 
     def __init__(self, config: TokenizerPreprocess, definition: bytes, subject: str, *, cut: bool = True) -> None:
