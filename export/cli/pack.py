@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import click
 import msgspec
@@ -17,7 +18,7 @@ _PATH = click.Path(path_type=Path)
 
 
 @click.command()
-@click.argument("model", metavar="MODEL.onnx", type=click.Path(path_type=Path))
+@click.argument("model", metavar="MODEL.onnx|DIR", type=click.Path(path_type=Path))
 @repository_option("the model")
 @click.option("--name", help="Name of the model and its bundle.  [required]")
 @version_option
@@ -37,9 +38,9 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--inputs",
     type=_PATH,
-    metavar="NPZ|DIR",
-    help="Real golden inputs: an array under the name of each input, or with --image a directory of images. Default: "
-    "random ones.",
+    metavar="NPZ|DIR|TXT",
+    help="Real golden inputs: an array under the name of each input, with --image a directory of images, or with "
+    "--tokenizer a text in each line. Default: random ones, of texts some of ours.",
 )
 @click.option(
     "--image",
@@ -53,12 +54,29 @@ _PATH = click.Path(path_type=Path)
     metavar="TXT",
     help="Labels of the logits, one in each line; clients may ask for the label and the probabilities.",
 )
+@click.option(
+    "--tokenizer",
+    type=_PATH,
+    metavar="DIR",
+    help="Clients send texts, which the tokenizer.json of this directory turns into the model's input_ids.",
+)
+@click.option(
+    "--pooling",
+    type=click.Choice(["mean", "cls"]),
+    help="Make the mean of the tokens' vectors, or that of the first token, the one output, an embedding.",
+)
+@click.option("--normalize", is_flag=True, help="Give embeddings the length 1.")
+@click.option(
+    "--max-length",
+    type=click.IntRange(3),
+    help="Most tokens of a text.  [default: the limit of the tokenizer's directory]",
+)
 @click.option("--fp16", is_flag=True, help="Add a file in FP16 for TensorRT.")
 @click.option("--int8", is_flag=True, help="Add the tier x1-int8, with fixed scales, if it computes about the same.")
 @click.option(
     "--calibration",
     type=_PATH,
-    metavar="NPZ|DIR",
+    metavar="NPZ|DIR|TXT",
     help="Real inputs that set the scales of --int8, other than those of --inputs. Default: the golden inputs. Without "
     "a batch, each array has one more dimension in front, the items.",
 )
@@ -74,6 +92,10 @@ def pack(
     inputs: Path | None,
     image: Path | None,
     labels: Path | None,
+    tokenizer: Path | None,
+    pooling: Literal["mean", "cls"] | None,
+    normalize: bool,
+    max_length: int | None,
     fp16: bool,
     int8: bool,
     calibration: Path | None,
@@ -82,9 +104,23 @@ def pack(
 ) -> None:
     """Make a bundle of your own ONNX file.
 
-    The golden outputs are those of ONNX Runtime.
+    DIR is a Hugging Face directory with onnx/model.onnx or model.onnx: its tokenizer.json and the pooling of
+    sentence-transformers are taken, too. The golden outputs are those of ONNX Runtime.
     """
-    options = PackOptions(max_batch_size, parse_shapes(shapes), inputs, image, labels, fp16, int8, calibration)
+    options = PackOptions(
+        max_batch_size=max_batch_size,
+        shapes=parse_shapes(shapes),
+        inputs=inputs,
+        image=image,
+        labels=labels,
+        tokenizer=tokenizer,
+        pooling=pooling,
+        normalize=normalize,
+        max_length=max_length,
+        fp16=fp16,
+        int8=int8,
+        calibration=calibration,
+    )
     with progress() as bar:
         task = bar.add_task(f"packing {model.name}", total=3 + fp16 + int8, note="")
         begun = 0
