@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +11,7 @@ import click
 import msgspec
 
 from edge.cli.output import json_option, print_json, print_table, progress, remark
+from edge.errors import Raw, UsageError
 from export.bundle.pack.bundle import DEFAULT_MAX_BATCH_SIZE, Packed, PackedFile, PackOptions, pack_model
 from export.bundle.pack.inputs import RANDOM
 from export.bundle.pack.profiles import parse_shapes
@@ -80,6 +83,12 @@ _PATH = click.Path(path_type=Path)
     help="Real inputs that set the scales of --int8, other than those of --inputs. Default: the golden inputs. Without "
     "a batch, each array has one more dimension in front, the items.",
 )
+@click.option(
+    "--triton",
+    is_flag=True,
+    help="DIR is a model repository of Triton: its ONNX models become bundles of their names and versions, or that of "
+    "--name alone.",
+)
 @replace_option("an existing bundle of that name and version")
 @json_option
 def pack(
@@ -99,6 +108,7 @@ def pack(
     fp16: bool,
     int8: bool,
     calibration: Path | None,
+    triton: bool,
     replace: bool,
     as_json: bool,
 ) -> None:
@@ -121,8 +131,22 @@ def pack(
         int8=int8,
         calibration=calibration,
     )
+    if triton:
+        _pack_repository(model, repository, name, options, version=version, replace=replace, as_json=as_json)
+        return
+    with _steps(f"packing {model.name}", total=3 + fp16 + int8) as begin:
+        packed = pack_model(model, repository, name, options, version=version, replace=replace, begin=begin)
+    if as_json:
+        print_json(packed)
+        return
+    _print(packed, random_scales=int8 and calibration is None)
+
+
+@contextmanager
+def _steps(title: str, total: int | None) -> Iterator[Callable[[str], None]]:
+    """Show a bar, and yield a function that begins its next step."""
     with progress() as bar:
-        task = bar.add_task(f"packing {model.name}", total=3 + fp16 + int8, note="")
+        task = bar.add_task(title, total=total, note="")
         begun = 0
 
         def begin(step: str) -> None:
@@ -130,12 +154,38 @@ def pack(
             bar.update(task, completed=begun, note=step)
             begun += 1
 
-        packed = pack_model(model, repository, name, options, version=version, replace=replace, begin=begin)
+        yield begin
         bar.update(task, completed=begun, note="")
+
+
+def _pack_repository(
+    directory: Path,
+    repository: Path,
+    name: str | None,
+    options: PackOptions,
+    *,
+    version: int,
+    replace: bool,
+    as_json: bool,
+) -> None:
+    from export.bundle.pack.triton import pack_repository  # it imports protobuf, which no help needs
+
+    for option, value in (("--version", version - 1), ("--max-batch-size", options.max_batch_size)):
+        if value:
+            fix = "Leave it out: the repository says it."
+            raise UsageError(option, expected="--triton without it", fix=fix)
+    with _steps(f"packing {directory.name}", total=None) as begin:
+        every, refused = pack_repository(directory, repository, name, options, replace=replace, begin=begin)
     if as_json:
-        print_json(packed)
-        return
-    _print(packed, random_scales=int8 and calibration is None)
+        print_json(every)
+    for packed in () if as_json else every:
+        _print(packed, random_scales=options.int8 and options.calibration is None)
+    for one in refused:
+        remark(f"{one.model} is left out: {one.error}")
+    if refused:
+        given, expected = Raw(f"{len(refused)} left out"), "models that bundles can hold"
+        fix = "The reasons are above; --name packs one model alone, with the options that it needs."
+        raise UsageError(f"models of {directory}", given=given, expected=expected, fix=fix)
 
 
 def _print(packed: Packed, *, random_scales: bool) -> None:
@@ -144,6 +194,10 @@ def _print(packed: Packed, *, random_scales: bool) -> None:
         remark(f"The golden inputs are random: accuracy is not checked{ranges}. Give real ones with --inputs.")
     if packed.only_onnxruntime:
         remark(f"Only ONNX Runtime runs this model, not TensorRT: it has {packed.only_onnxruntime}.")
+    if packed.not_taken:
+        remark(
+            f"{packed.bundle}: a bundle has no place for {', '.join(packed.not_taken)}; see 'fewheads serve --help'."
+        )
     batch = f"at most {packed.max_batch_size} rows" if packed.max_batch_size else "no batch"
     title = f"{packed.bundle}: {batch}, {packed.golden_rows} golden rows ({packed.golden})"
     if packed.calibration_items is not None:

@@ -2,6 +2,7 @@
 
 import shutil
 import warnings
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -84,7 +85,7 @@ def test_a_client_of_openai_gets_what_sentence_transformers_computes(saved, tmp_
         directory = tmp_path / pooling
         shutil.copytree(saved, directory)
         with_modules(directory, "Transformer", "Pooling", *kinds, pooling=pooling)
-        bundles.append(packed(directory, name=pooling)["bundle"])
+        bundles.append(Path(packed(directory, name=pooling)["bundle"]))
         wanted[pooling] = SentenceTransformer(str(directory), device="cpu").encode(TEXTS)
     lengths = {name: np.linalg.norm(want, axis=1) for name, want in wanted.items()}
     assert np.allclose(lengths["mean"], 1)

@@ -113,6 +113,7 @@ class Packed(msgspec.Struct, frozen=True):
         golden: source of the golden inputs.
         only_onnxruntime: why TensorRT cannot run the model; empty if no known reason forbids it.
         calibration_items: inputs that set the scales of INT8; None without INT8.
+        not_taken: what Triton's configuration says and a bundle has no place for.
     """
 
     bundle: str
@@ -122,6 +123,7 @@ class Packed(msgspec.Struct, frozen=True):
     only_onnxruntime: str
     files: list[PackedFile]
     calibration_items: int | None = None
+    not_taken: tuple[str, ...] = ()
 
 
 def pack_model(
