@@ -11,7 +11,6 @@ from google.protobuf.descriptor import Descriptor
 from edge.errors import Raw, UsageError
 from edge.pb import inference_pb2 as pb
 
-CONFIG: Final = "config.pbtxt"
 #: Far above any configuration, and far below what takes long to parse.
 _MOST_BYTES: Final = 256 * 1024
 _FIX: Final = "Correct it; 'tritonserver --model-repository DIR' names each mistake, too."

@@ -14,9 +14,9 @@ from msgspec.structs import replace as replaced
 from edge.bundles.manifest import Serving
 from edge.errors import FewheadsError, Raw, UsageError
 from edge.pb import inference_pb2 as pb
-from export.bundle.outputs import check_name
+from export.bundle.outputs import TRITON_CONFIG, check_name
 from export.bundle.pack.bundle import Packed, PackOptions, pack_model
-from export.bundle.pack.config import CONFIG, Config, read_config
+from export.bundle.pack.config import Config, read_config
 from export.bundle.pack.fit import fit
 
 _MOST_ROWS: Final = 4096
@@ -103,7 +103,7 @@ def _pack(
                     options,
                     version=version,
                     replace=replace,
-                    changes=[partial(fit, config=model.config.message, source=place / CONFIG)],
+                    changes=[partial(fit, config=model.config.message, source=place / TRITON_CONFIG)],
                     serving=_serving(model.config.message),
                     begin=lambda step: begin(f"{place.name}: {step}"),
                 ),
@@ -116,10 +116,10 @@ def _pack(
 
 
 def _models_in(directory: Path, name: str | None) -> list[Path]:
-    if not directory.is_dir() or (directory / CONFIG).exists():
+    if not directory.is_dir() or (directory / TRITON_CONFIG).exists():
         given = Raw("the directory of one model" if directory.is_dir() else "no directory")
         fix = "Give the directory above it, and --name." if directory.is_dir() else "Correct the path."
-        expected = f"a model repository of Triton, NAME/{CONFIG} and NAME/1/{_FILE}"
+        expected = f"a model repository of Triton, NAME/{TRITON_CONFIG} and NAME/1/{_FILE}"
         raise UsageError(f"--triton {directory}", given=given, expected=expected, fix=fix)
     found = {path.name: path for path in sorted(directory.iterdir()) if path.is_dir() and not path.name.startswith(".")}
     for path in found.values():
@@ -128,7 +128,7 @@ def _models_in(directory: Path, name: str | None) -> list[Path]:
         expected = f"a model of {directory}: {', '.join(found) or 'none at all'}"
         raise UsageError("--name", given=name, expected=expected, fix="Leave it out for all of them.")
     if not found:
-        expected = f"models, as NAME/{CONFIG} and NAME/1/{_FILE}"
+        expected = f"models, as NAME/{TRITON_CONFIG} and NAME/1/{_FILE}"
         raise UsageError(f"--triton {directory}", given=Raw("none"), expected=expected, fix="Correct the path.")
     return [found[name]] if name is not None else list(found.values())
 
@@ -154,9 +154,9 @@ def _regular(path: Path, directory: Path) -> Path:
 
 
 def _read(place: Path) -> _Model:
-    exists = (place / CONFIG).exists() or (place / CONFIG).is_symlink()
-    config = read_config(_regular(place / CONFIG, place)) if exists else Config(pb.ModelConfig(), ())
-    message, subject = config.message, f"{place / CONFIG}"
+    exists = (place / TRITON_CONFIG).exists() or (place / TRITON_CONFIG).is_symlink()
+    config = read_config(_regular(place / TRITON_CONFIG, place)) if exists else Config(pb.ModelConfig(), ())
+    message, subject = config.message, f"{place / TRITON_CONFIG}"
     backend = message.backend or {"": _BACKEND, _PLATFORM: _BACKEND}.get(message.platform, message.platform)
     check_name(f"name of {place}", place.name)
     for field, reason in _REFUSED.items():
@@ -196,7 +196,7 @@ def _max_batch_size(place: Path, model: _Model) -> int | None:
     rows = message.max_batch_size
     if not 0 <= rows <= _MOST_ROWS:
         expected, fix = f"0 to {_MOST_ROWS}", "Give a batch size that a board has memory for."
-        raise UsageError(f"{place / CONFIG} max_batch_size", given=rows, expected=expected, fix=fix)
+        raise UsageError(f"{place / TRITON_CONFIG} max_batch_size", given=rows, expected=expected, fix=fix)
     return rows if rows or message.input or message.output else None
 
 
