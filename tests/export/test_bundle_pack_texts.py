@@ -185,7 +185,7 @@ def test_tokenizers_that_do_not_fit(words, tmp_path):
         packed(words, "--pooling", "mean")
     larger = text_model.tokenizer_of([*text_model.WORDS, "more"])
     (tmp_path / "tokenizer.json").write_text(larger.to_str())
-    message = r"tokenizer of 7 tokens for .*: got 6, outside of values from -6 to 5, .* table .*, expected a row .* trained with"
+    message = r"tokenizer of 7 tokens for .*: got 6, outside of values from -6 to 5, .*, expected a row .* trained with"
     with pytest.raises(UsageError, match=message):
         packed(words, "--tokenizer", tmp_path, "--max-length", 8)
     (tmp_path / "tokenizer.json").write_text("{}")
