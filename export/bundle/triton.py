@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from google.protobuf import text_format
@@ -85,12 +85,12 @@ def write_triton_model(
 def _config(manifest: Manifest, artifact: Artifact, name: str) -> pb.ModelConfig:
     rows, serving = manifest.max_batch_size, manifest.serving
     config = pb.ModelConfig(name=name, platform="onnxruntime_onnx", backend="onnxruntime", max_batch_size=rows)
+    after = manifest.postprocess
+    logits = after.logits if isinstance(after, LabelPostprocess) else None
     for spec in manifest.inputs:
-        _describe(config.input.add(), spec, rows)
+        config.input.add(**_described(spec, rows))
     for spec in manifest.outputs:
-        _describe(output := config.output.add(), spec, rows)
-        if isinstance(manifest.postprocess, LabelPostprocess) and manifest.postprocess.logits == spec.name:
-            output.label_filename = _LABELS
+        config.output.add(**_described(spec, rows), label_filename=_LABELS if spec.name == logits else "")
     # The scales of dynamic INT8 depend on all rows of a run, so that requests must not share one.
     if rows > 1 and artifact.precision != "int8":
         config.dynamic_batching.SetInParent()
@@ -100,13 +100,12 @@ def _config(manifest: Manifest, artifact: Artifact, name: str) -> pb.ModelConfig
     return config
 
 
-def _describe(tensor: pb.ModelInput | pb.ModelOutput, spec: TensorSpec, rows: int) -> None:
-    tensor.name = spec.name
-    tensor.data_type = pb.DataType.Value(f"TYPE_{'STRING' if spec.datatype == 'BYTES' else spec.datatype}")
+def _described(spec: TensorSpec, rows: int) -> dict[str, Any]:
+    """Return the fields of a tensor; without dimensions but the batch, it is reshaped, because Triton demands dims."""
     dims = spec.shape[1 if rows else 0 :]
-    tensor.dims.extend(dims or (1,))
-    if not dims:
-        tensor.reshape.SetInParent()  # to no dimensions beside the batch; Triton demands dims
+    datatype = f"TYPE_{'STRING' if spec.datatype == 'BYTES' else spec.datatype}"
+    reshape = None if dims else pb.ModelTensorReshape()
+    return {"name": spec.name, "data_type": datatype, "dims": dims or (1,), "reshape": reshape}
 
 
 def _notes(manifest: Manifest) -> list[str]:

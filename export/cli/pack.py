@@ -12,8 +12,9 @@ import msgspec
 
 from edge.cli.output import json_option, print_json, print_table, progress, remark
 from edge.errors import Raw, UsageError
-from export.bundle.pack.bundle import DEFAULT_MAX_BATCH_SIZE, Packed, PackedFile, PackOptions, pack_model
+from export.bundle.pack.bundle import DEFAULT_MAX_BATCH_SIZE, Packed, PackedFile, pack_model
 from export.bundle.pack.inputs import RANDOM
+from export.bundle.pack.options import PackOptions
 from export.bundle.pack.profiles import parse_shapes
 from export.training.options import replace_option, repository_option, version_option
 

@@ -181,6 +181,9 @@ def test_models_that_are_no_embedders_of_texts(words, tmp_path, change, options,
 def test_tokenizers_that_do_not_fit(words, tmp_path):
     with pytest.raises(UsageError, match=r"--max-length: got nothing, expected the limit of the model, which .* state"):
         packed(words, "--tokenizer", tmp_path)
+    change(tmp_path / "tokenizer_config.json", model_max_length=-1)
+    with pytest.raises(UsageError, match=r"--max-length: got -1, expected more than the 0 that the tokenizer adds"):
+        packed(words, "--tokenizer", tmp_path)
     with pytest.raises(UsageError, match=r"--pooling: got 'mean', expected --tokenizer with it. Add --tokenizer DIR"):
         packed(words, "--pooling", "mean")
     larger = text_model.tokenizer_of([*text_model.WORDS, "more"])

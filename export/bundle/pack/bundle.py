@@ -8,16 +8,14 @@ from contextlib import closing
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec.structs import replace as replaced
 
 from edge import __version__
 from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, Manifest, Profile, Provenance, Serving, Tier
 from edge.datatypes import Array
-from edge.errors import Raw, UsageError
+from edge.errors import UsageError
 from edge.files import sha256
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.bundle.exportable import Contents, File, write_contents
@@ -32,58 +30,15 @@ from export.bundle.pack.golden import (
 )
 from export.bundle.pack.inputs import RANDOM, SEED, in_runs, random_inputs, read_inputs, read_items
 from export.bundle.pack.model import Change, OnnxModel, load_model, read_model
-from export.bundle.pack.profiles import Shapes, profiles
+from export.bundle.pack.options import READ, PackOptions, in_directory
+from export.bundle.pack.profiles import profiles
 from export.bundle.pack.steps import Arrays, label_step, pixels_step, read_images
-from export.bundle.pack.texts import EMBEDDINGS, POOLINGS, SAMPLES, in_directory, text_step, with_embedding
+from export.bundle.pack.texts import EMBEDDINGS, SAMPLES, text_step, with_embedding
 from export.bundle.pack.variants import Checks, Variant, check_convertible, fp16_variant, int8_variants
-from export.training.runs import TOKENIZER
-
-if TYPE_CHECKING:
-    from export.bundle.pack.nodes import Pooling
 
 #: Used where the graph has a batch dimension and ``--max-batch-size`` is not given.
 DEFAULT_MAX_BATCH_SIZE = 8
-#: Options with files that are read.
-_READ = ("inputs", "calibration", "image", "labels")
 _PACKAGES = ("onnx", "onnxruntime", "numpy")
-
-
-class PackOptions(msgspec.Struct, frozen=True):
-    """Options of a bundle of an ONNX file.
-
-    Attributes:
-        max_batch_size: most rows of a run; 0 without a batch dimension; None takes it from the graph.
-        shapes: of each input with a dynamic dimension other than the batch.
-        inputs: an ``.npz`` with golden inputs; None for random ones.
-        image: an image processor's JSON, for a model that clients send JPEG and PNG files; ``inputs`` and
-            ``calibration`` are then directories of images.
-        labels: a file with the label of each logit in a line.
-        tokenizer: a directory with the ``tokenizer.json`` of a model of token ids, for clients that send texts;
-            ``inputs`` and ``calibration`` are then files with a text in each line.
-        pooling: what makes one vector of those of the tokens; None where the graph does that, or needs none.
-        normalize: whether embeddings get the length 1.
-        max_length: most tokens of a text; None takes the limit of the tokenizer's directory.
-        fp16: whether TensorRT gets a file in FP16.
-        int8: whether there is a tier in INT8.
-        calibration: an ``.npz`` with inputs that calibrate INT8; None for the golden inputs.
-    """
-
-    max_batch_size: int | None = None
-    shapes: Shapes = msgspec.field(default_factory=dict)
-    inputs: Path | None = None
-    image: Path | None = None
-    labels: Path | None = None
-    tokenizer: Path | None = None
-    pooling: Pooling | None = None
-    normalize: bool = False
-    max_length: int | None = None
-    fp16: bool = False
-    int8: bool = False
-    calibration: Path | None = None
-
-    def absent(self, *names: str) -> list[str]:
-        """Return those of some options that are not given, as on the command line."""
-        return [f"--{name}" for name in names if getattr(self, name) is None]
 
 
 class PackedFile(msgspec.Struct, frozen=True):
@@ -157,13 +112,13 @@ def pack_model(
     """
     name = check_name("--name", name)
     target = repository / f"{name}-{version}"
-    read = {f"--{name}": getattr(options, name) for name in _READ}
+    read = {f"--{name}": getattr(options, name) for name in READ}
     # A bundle may be written below the directory of a model or a tokenizer.
     read |= {"the ONNX file": None if path.is_dir() else path}
     check_bundle(target, read, replace=replace)
     if path.is_dir():
-        path, options = _in_directory(path, options)
-    _check_options(options)
+        path, options = in_directory(path, options)
+    options.check()
     begin("reading")
     if options.tokenizer:
         changes = (*changes, partial(with_embedding, pooling=options.pooling, normalize=options.normalize))
@@ -250,38 +205,6 @@ def pack_model(
     ]
     reason = model.operators.only_onnxruntime
     return Packed(str(target), max_batch_size, source, golden.rows, reason, packed, calibration_items)
-
-
-def _in_directory(directory: Path, options: PackOptions) -> tuple[Path, PackOptions]:
-    """Return the ONNX file of a Hugging Face directory, and options with its tokenizer, pooling and normalisation."""
-    path, embedder = in_directory(directory)
-    place = embedder.transformer if embedder else directory
-    if options.tokenizer is None and (place / TOKENIZER).is_file():
-        options = replaced(options, tokenizer=place)
-    if embedder:
-        options = replaced(
-            options,
-            pooling=options.pooling or POOLINGS[embedder.pooling],
-            normalize=options.normalize or embedder.embedding.normalised,
-            max_length=options.max_length or embedder.max_length,
-        )
-    return path, options
-
-
-def _check_options(options: PackOptions) -> None:
-    """Raise a UsageError for an option without another one that it needs, or beside one that excludes it."""
-    if options.calibration and not options.int8:
-        fix = "Add --int8, or leave --calibration out."
-        raise UsageError("--calibration", given=str(options.calibration), expected="--int8 with it", fix=fix)
-    of_texts = {"--pooling": options.pooling, "--normalize": options.normalize, "--max-length": options.max_length}
-    for option, value in of_texts.items():
-        if value and not options.tokenizer:
-            fix = f"Add --tokenizer DIR, or leave {option} out."
-            raise UsageError(option, given=value, expected="--tokenizer with it", fix=fix)
-    if options.tokenizer and (options.image or options.max_batch_size == 0):
-        other = "--image" if options.image else "--max-batch-size 0"
-        fix = "Leave one of them out."
-        raise UsageError("--tokenizer", given=Raw(f"{other} beside it"), expected="a batch of texts", fix=fix)
 
 
 def _file(tier: str, artifact: Artifact, data: bytes, errors: Sequence[OutputError] = ()) -> PackedFile:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from google.protobuf import text_format
-from google.protobuf.descriptor import Descriptor
 
 from edge.errors import Raw, UsageError
 from edge.pb import inference_pb2 as pb
@@ -60,8 +59,8 @@ class _Known:
         self._tokens.NextToken()
         return token
 
-    def _fields(self, kind: Descriptor | None, path: str) -> None:
-        """Read the fields of a message, up to its closing bracket; of an unknown one, without a type, keep nothing."""
+    def _fields(self, kind: Any, path: str) -> None:
+        """Read fields up to a closing bracket; ``kind`` is the descriptor of their message, None of an unknown one."""
         while not self._tokens.AtEnd() and self._tokens.token not in ("}", ">"):
             name = self._tokens.token
             field = kind.fields_by_name.get(name) if kind else None
@@ -74,7 +73,7 @@ class _Known:
             while self._tokens.token in (",", ";"):
                 self._take(keep)
 
-    def _value(self, kind: Descriptor | None, path: str, keep: bool) -> None:
+    def _value(self, kind: Any, path: str, keep: bool) -> None:
         begin = self._take(keep)
         if begin in ("{", "<"):
             self._fields(kind, path)

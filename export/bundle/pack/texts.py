@@ -37,6 +37,8 @@ POOLINGS: Mapping[str, Pooling] = {"mean": "mean", "summary": "cls"}
 SAMPLES = "sample texts"
 #: Golden texts, and usual tokens of a text, which runtimes tune for.
 _ROWS, _USUAL_TOKENS = 32, 32
+#: Attention over more tokens may take gigabytes on the workstation.
+_LONGEST_CHECKED = 2048
 #: Usual names of padding, for a tokenizer.json that does not say which token it is.
 _PADDING = ("[PAD]", "<pad>")
 
@@ -74,11 +76,14 @@ class Texts(NamedTuple):
 
     def check(self, runner: OnnxRuntimeRunner, model: Path) -> None:
         """Raise a UsageError unless the graph takes the tokenizer's largest id, and the longest text."""
+        # TensorRT reports neither an id nor a position that is outside of its table.
         vocabulary = self.tokenize.vocabulary_size
         fix = "Give the tokenizer that the model was trained with."
         subject = f"tokenizer of {vocabulary} tokens for {model}"
         self._run(runner, np.full(2, vocabulary - 1), subject, "a row of the embedding table for each id", fix)
         most = self.step.max_length
+        if most > _LONGEST_CHECKED:
+            return
         fix = f"Give --max-length with the number of positions that the model has, below {most}."
         self._run(runner, np.zeros(most), f"text of {most} tokens for {model}", "outputs for it", fix)
 
@@ -99,18 +104,22 @@ def text_step(directory: Path, max_length: int | None, inputs: Sequence[TensorSp
         max_length: most tokens of a text; None takes the limit of the directory.
 
     Raises:
-        UsageError: no limit is known.
+        UsageError: no limit is known, or it leaves no room for text.
         CheckpointError: a file of the directory is missing or malformed.
     """
     # They import torch, which no help needs.
     from export.data.tokens import load_tokenizer
     from export.importing.directory import tokenizer_limit
 
-    definition = load_tokenizer(directory).to_str()
+    tokenizer = load_tokenizer(directory)
+    definition, special = tokenizer.to_str().encode(), tokenizer.num_special_tokens_to_add(is_pair=False)
     most = max_length or tokenizer_limit(directory)
     if most is None:
         expected, fix = f"the limit of the model, which {directory} does not state", "Give it, such as 512."
         raise UsageError("--max-length", given=Raw("nothing"), expected=expected, fix=fix)
+    if most <= special:
+        expected, fix = f"more than the {special} that the tokenizer adds to a text", "Give a larger number."
+        raise UsageError("--max-length", given=most, expected=expected, fix=fix)
     step = TokenizerPreprocess(
         input="text",
         file=TOKENIZER,
@@ -121,7 +130,7 @@ def text_step(directory: Path, max_length: int | None, inputs: Sequence[TensorSp
         pad_id=_pad_id((directory / TOKENIZER).read_text(encoding="utf-8")),
         max_text_bytes=MAX_TEXT_BYTES,
     )
-    return Texts(step, definition.encode(), TokenizerPreprocessor(step, definition.encode(), f"{directory}"))
+    return Texts(step, definition, TokenizerPreprocessor(step, definition, f"{directory}"))
 
 
 def _pad_id(definition: str) -> int:
@@ -179,7 +188,7 @@ def _check_inputs(model: ModelProto, path: Path) -> None:
         raise UsageError(f"inputs of {path} for --tokenizer", given=shown, expected=expected, fix=fix)
 
 
-def in_directory(directory: Path) -> tuple[Path, Embedder | None]:
+def read_directory(directory: Path) -> tuple[Path, Embedder | None]:
     """Return the ONNX file of a Hugging Face directory, and what ``modules.json`` says, if it is there.
 
     Raises:

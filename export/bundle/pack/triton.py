@@ -15,9 +15,10 @@ from edge.bundles.manifest import Serving
 from edge.errors import FewheadsError, Raw, UsageError
 from edge.pb import inference_pb2 as pb
 from export.bundle.outputs import TRITON_CONFIG, check_name
-from export.bundle.pack.bundle import Packed, PackOptions, pack_model
+from export.bundle.pack.bundle import Packed, pack_model
 from export.bundle.pack.config import Config, read_config
 from export.bundle.pack.fit import fit
+from export.bundle.pack.options import PackOptions
 
 _MOST_ROWS: Final = 4096
 _MOST_DELAY_US: Final = 1_000_000
