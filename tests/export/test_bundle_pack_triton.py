@@ -4,6 +4,7 @@ import json
 import os
 
 import numpy as np
+import onnx
 import pytest
 from click.testing import CliRunner
 
@@ -101,6 +102,18 @@ def test_configurations_that_do_not_fit(tmp_path, config, message):
     with pytest.raises(UsageError, match=message):
         packed(tmp_path / "triton", "--name", "m")
     assert not (tmp_path / "bundles").exists()
+
+
+def test_weights_outside_of_the_version_are_refused(tmp_path):
+    place = write_model(tmp_path / "triton" / "m", None, {1: b""})
+    model, outside = onnx.load_from_string(unbatched(2)), tmp_path / "secret.bin"
+    outside.write_bytes(bytes(4))
+    weights = model.graph.initializer[0]
+    onnx.external_data_helper.set_external_data(weights, "../../../secret.bin")
+    weights.ClearField("raw_data")
+    (place / "1" / "model.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(UsageError, match=r"weights of .*model.onnx: got .* should be file inside "):
+        packed(tmp_path / "triton", "--name", "m")
 
 
 def test_links_pipes_and_places_that_are_no_models(tmp_path):
