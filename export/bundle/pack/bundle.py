@@ -133,7 +133,7 @@ def pack_model(
         texts = text_step(options.tokenizer, options.max_length, runner.inputs) if options.tokenizer else None
         shapes = texts.shapes(max_batch_size) if texts else {}
         profile = profiles(runner.inputs, model.dimensions, max_batch_size, shapes | options.shapes)
-        labels = label_step(options.labels, specs[1], path) if options.labels else None
+        labels = label_step(options.labels, specs[1], path, options.labelled) if options.labels else None
         begin("golden outputs")
         if texts:
             texts.check(runner, path)
@@ -159,10 +159,10 @@ def pack_model(
         variants.append(fp16_variant(model, checks))
     if options.int8:
         begin("INT8")
-        if options.calibration is None:
+        if texts:
+            runs = texts.read_alone(options.calibration or options.inputs, golden=options.calibration is None)
+        elif options.calibration is None:
             runs = in_runs(golden.inputs, max_batch_size)
-        elif texts:
-            runs = texts.read_alone(options.calibration)
         elif image:
             runs = in_runs(read_images("--calibration", options.calibration, image)[1], max_batch_size)
         else:

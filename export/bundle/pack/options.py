@@ -30,6 +30,7 @@ class PackOptions(msgspec.Struct, frozen=True):
         image: an image processor's JSON, for a model that clients send JPEG and PNG files; ``inputs`` and
             ``calibration`` are then directories of images.
         labels: a file with the label of each logit in a line.
+        labelled: the output that they are of; None for the only one that fits.
         tokenizer: a directory with the ``tokenizer.json`` of a model of token ids, for clients that send texts;
             ``inputs`` and ``calibration`` are then files with a text in each line.
         pooling: what makes one vector of those of the tokens; None where the graph does that, or needs none.
@@ -45,6 +46,7 @@ class PackOptions(msgspec.Struct, frozen=True):
     inputs: Path | None = None
     image: Path | None = None
     labels: Path | None = None
+    labelled: str | None = None
     tokenizer: Path | None = None
     pooling: Pooling | None = None
     normalize: bool = False
