@@ -96,20 +96,20 @@ class _Nodes:
 
     def __init__(self, graph: GraphProto) -> None:
         self._graph = graph
-        self._taken = {name for node in nodes_of(graph.node) for name in (*node.input, *node.output)}
+        self._taken = {name for node in nodes_of(graph.node) for name in (node.name, *node.input, *node.output)}
         self._taken.update(tensor.name for tensor in graph.initializer)
 
     def free(self, kind: str) -> str:
-        """Return a name that no tensor has, also in a graph that was changed here before, and take it."""
+        """Return a name that no tensor and no node has, also in a graph that was changed here before, and take it."""
         name = next(name for number in count() if (name := f"{_PREFIX}/{kind}_{number}") not in self._taken)
         self._taken.add(name)
         return name
 
     def add(self, operator: str, *inputs: str, output: str | None = None, **attributes: int) -> str:
         """Append a node, and return the name of its output."""
-        name = output or self.free(operator)
-        self._graph.node.append(helper.make_node(operator, inputs, [name], name=f"{_PREFIX}/{name}", **attributes))
-        return name
+        name = self.free(operator)
+        self._graph.node.append(helper.make_node(operator, inputs, [output or name], name=name, **attributes))
+        return output or name
 
     def constant(self, value: object) -> str:
         name = self.free("constant")
