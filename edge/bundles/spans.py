@@ -149,7 +149,7 @@ def _distinct(context: Context, sums: Array, n_best: int) -> list[tuple[int, int
 
 def _drop_blank(context: Context, sums: Array) -> None:
     """Make the sums of spans of spaces alone -inf."""
-    tokens, begins, ends = np.arange(len(sums)), *context.offsets.T
+    tokens, (begins, ends) = np.arange(len(sums)), context.offsets.T
     ends = np.maximum(ends, np.append(begins[1:], 0))  # with characters that no token has
     is_text = [bool(context.text[begin:end].strip()) for begin, end in zip(begins, ends, strict=True)]
     following = np.minimum.accumulate(np.where(is_text, tokens, len(tokens))[::-1])[::-1]  # token with text
