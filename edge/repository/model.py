@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,9 +12,17 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.fields import Role
 from edge.bundles.golden import check_outputs
 from edge.bundles.manifest import Serving
-from edge.bundles.preprocess import GoOn, always, postprocessors, preprocessor
+from edge.bundles.preprocess import (
+    GoOn,
+    TokenizerPreprocessor,
+    always,
+    made_outputs,
+    postprocessors,
+    preprocessor,
+)
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadBase, HeadProgram, LoopProgram
-from edge.bundles.steps import LabelPostprocess
+from edge.bundles.spans import Context
+from edge.bundles.steps import LabelPostprocess, SpanPostprocess
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Raw
 from edge.programs.backward_head import LogitHead
@@ -37,6 +45,13 @@ Shapes = Mapping[str, tuple[int, ...]]
 _MOST_ALPHA = 1000
 
 
+class Inputs(NamedTuple):
+    """The inputs of a graph, and of answers to questions the contexts, whose windows are its rows."""
+
+    tensors: dict[str, Array]
+    contexts: Sequence[Context] = ()
+
+
 class Model:
     """One loaded bundle.
 
@@ -51,6 +66,7 @@ class Model:
         on_request: those of them that are sent only to clients that ask for them.
         by_token: those of them that have a value for each token.
         derived: computes further outputs, such as a label, a score or probabilities, by name.
+        spans: the step that makes answers of logits and texts; None if the model does not answer questions.
         labels: the names of the classes by the outputs that have a column for each.
         largest: the limit of the numbers' size, by the inputs that have one.
         optional: the inputs of which a client chooses one or the other.
@@ -91,7 +107,8 @@ class Model:
         if isinstance(label, LabelPostprocess):
             self.labels = {name: label.labels for name in (label.logits, *self.derived) if name != label.output}
         texts, computed = (self.step.inputs, self.step.graph_inputs) if self.step else ((), ())
-        made = [made.output for made in self.derived.values()]
+        self.spans = label if isinstance(label, SpanPostprocess) else None
+        made = made_outputs(bundle.manifest)
         self.inputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*texts, *bundle.manifest.inputs)}
         self.outputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*bundle.manifest.outputs, *made)}
         self.by_token: tuple[str, ...] = ()
@@ -213,21 +230,40 @@ class Model:
                     raise self._invalid(f"input {sent[0]!r}", given, f"at most {most}", "Split the request.")
         return rows
 
-    def prepare(self, arrays: Mapping[str, Array], go_on: GoOn = always) -> dict[str, Array]:
+    def prepare(self, arrays: Mapping[str, Array], go_on: GoOn = always) -> Inputs:
         """Return the inputs of the graph for tensors whose shapes were checked; on any thread.
 
         Raises:
-            InvalidRequest: a text or an image cannot be read, its tokens are outside the profile, or values are wrong.
+            InvalidRequest: a text or an image cannot be read, its tokens are outside the profile or make too many
+                windows, or values are wrong.
         """
         inputs, step = dict(arrays), self.step
+        contexts: Sequence[Context] = ()
         if step and step.inputs[0].name in inputs:
-            computed = step(*(inputs.pop(spec.name) for spec in step.inputs), go_on=go_on)
+            sent = [inputs.pop(spec.name) for spec in step.inputs]
+            if self.spans:
+                computed, contexts = self._windows(sent, go_on)
+            else:
+                computed = step(*sent, go_on=go_on)
             for name, array in computed.items():
                 self._check_profile(name, array.shape)
             inputs |= computed
         if error := self.wrong_values(inputs):
             raise error
-        return inputs
+        return Inputs(inputs, contexts)
+
+    def _windows(self, texts: Sequence[Array], go_on: GoOn) -> tuple[dict[str, Array], list[Context]]:
+        step, most = self.step, self.manifest.max_batch_size
+        assert isinstance(step, TokenizerPreprocessor)
+        rows, contexts = [], []
+        for windows, context in step.windows(*texts, go_on=go_on):
+            rows += windows
+            contexts.append(context)
+            if len(rows) > most:
+                given, expected = Raw(f"more than {most} windows of tokens"), f"at most {most} in a request"
+                fix = "Shorten the contexts, or split the request."
+                raise self._invalid(f"input {step.inputs[1].name!r}", given, expected, fix)
+        return step.padded(rows), contexts
 
     def _check_profile(self, name: str, shape: tuple[int, ...]) -> None:
         profile = self.manifest.profile.get(name)

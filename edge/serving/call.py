@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
+from edge.bundles import spans
 from edge.datatypes import DATATYPES, WIRE_TYPES, Array, datatype_of
 from edge.errors import InvalidRequest, Raw, RunnerError
 from edge.instruments.logs import NonfiniteWarnings
@@ -37,6 +38,8 @@ _REASONS: Final = (BY_DEADLINE, BY_BUDGET, BY_LENGTH, BY_TOLERANCE, BY_STOP)
 _STAGES: Final = ("queue_ns", "compute_input_ns", "compute_infer_ns", "compute_output_ns", "request_ns")
 #: Elements whose texts are written in a few milliseconds.
 _INLINE_ELEMENTS: Final = 4096
+#: Logits that take as long to search as an answer that is found takes to write.
+_LOGITS_OF_ANSWER: Final = 4
 
 
 class Arrival(NamedTuple):
@@ -188,6 +191,14 @@ class ResponseBuilder:
                     raise _no_order(model, name, name)
                 rows = len(outputs[name]) if model.manifest.max_batch_size else 0
                 outputs[name] = largest_classes(outputs[name], count, model.labels.get(name, ()), rows)
+        step = model.spans
+        if step and form.contexts and any(spec.name in names for spec in step.results):
+            for name in step.reads:
+                if name in answer.nonfinite:
+                    raise _no_order(model, step.answer, name)
+            starts, ends = (answer.outputs[name] for name in step.reads)  # they may be ranked in outputs
+            found = spans.extract(step, starts, ends, form.contexts, form.parameters.n_best or 1)
+            outputs = {**outputs, **found}
         return InferResponse(model, request_id, {name: outputs[name] for name in names}, regions, parameters)
 
     def encoded(self, call: Call, answer: JobResult) -> Any:
@@ -218,7 +229,7 @@ def _no_order(model: Model, name: str, reads: str) -> RunnerError:
     return RunnerError(
         f"output {name!r} of {model.name!r}",
         given=Raw(f"a NaN or an infinity in {reads!r}"),
-        expected="finite logits to choose a label from",
+        expected="finite logits to choose from",
         fix=f"Request {reads!r} alone to see them; usual causes are inputs out of range and FP16.",
     )
 
@@ -250,6 +261,10 @@ class Encoder:
         if not form.texts:
             return False
         outputs, derived = answer.outputs, form.model.derived
+        if form.contexts and form.model.spans:
+            logits = sum(outputs[name].size for name in form.model.spans.reads)
+            answers = len(form.contexts) * (form.parameters.n_best or 1)
+            return logits + _LOGITS_OF_ANSWER * answers > _INLINE_ELEMENTS
         sizes = [array.size for array in outputs.values() if array.dtype.kind == "O"]
         sizes += [outputs[label.reads].size for label in derived.values() if label.output.datatype == "BYTES"]
         sizes += [outputs[name if name in outputs else derived[name].reads].size for name in form.classes]

@@ -9,9 +9,10 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 
 from edge.bundles.preprocess import GoOn, always
+from edge.bundles.spans import Context
 from edge.datatypes import WIRE_TYPES, Array
 from edge.datatypes import byte_size as tensor_bytes
-from edge.errors import ModelNotReady, RequestError
+from edge.errors import InvalidRequest, ModelNotReady, Raw, RequestError
 from edge.pb import inference_pb2 as pb
 from edge.programs.program import Options
 from edge.repository.entry import Entry
@@ -19,7 +20,7 @@ from edge.repository.model import Model
 from edge.repository.repository import Repository
 from edge.scheduling.batching import byte_size, within
 from edge.scheduling.job import UseCount
-from edge.serving.parameters import Parameters, parse, with_logprobs
+from edge.serving.parameters import N_BEST, Parameters, parse, with_logprobs
 from edge.serving.request import UncheckedRequest, request_of
 from edge.serving.shared_memory import SharedMemory, TensorRegion, is_shared, tensor_region
 from edge.serving.wire import Sent, requested_classes, requested_outputs, sent_inputs
@@ -58,6 +59,7 @@ class Form(NamedTuple):
     size: int = 1  # what the time of its run grows with
     size_bytes: int = 0
     shapes: Hashable = ()  # the key that requests of one run share
+    contexts: Sequence[Context] = ()  # of questions; their windows are then the rows
 
     def inputs(self, contents: Sequence[bytes]) -> dict[str, Array] | None:
         """Return the inputs in raw contents, without a copy; None where a validation has to say what is wrong."""
@@ -104,10 +106,16 @@ class Draft(NamedTuple):
         ``go_on`` is called before each part that takes long, and raises an error if the client has gone.
         """
         model = self.form.model
-        inputs = model.prepare({name: tensor.decode() for name, tensor in self.sent.items()}, go_on)
+        inputs, contexts = model.prepare({name: tensor.decode() for name, tensor in self.sent.items()}, go_on)
         assembler = model.executors[model.full_tier].assembler
-        size, size_bytes = assembler.size(inputs), byte_size(inputs) + self.message_bytes
-        return Prepared(self.form._replace(size=size, size_bytes=size_bytes, shapes=assembler.key(inputs)), inputs)
+        form = self.form._replace(
+            size=assembler.size(inputs),
+            size_bytes=byte_size(inputs) + self.message_bytes,
+            shapes=assembler.key(inputs),
+        )
+        if contexts:
+            form = _with_contexts(form, contexts)
+        return Prepared(form, inputs)
 
     def prepare_while(self, is_wanted: Callable[[], bool]) -> Prepared | None:
         """Return as :meth:`prepare`; None if it is not wanted any more, such as of a client that has gone."""
@@ -177,6 +185,8 @@ class Forms:
         }
         sent = sent_inputs(request.inputs, contents, model.inputs, self._shared_memory)
         rows = model.check_shapes({name: tensor.shape for name, tensor in sent.items()})
+        if model.spans or parameters.n_best:
+            names = _with_answers(model, names, [output.name for output in request.outputs], sent, parameters)
         slow = _is_slow(model, sent)
         tensors: tuple[_Tensor, ...] | None = None
         if key and not regions and not slow:
@@ -189,6 +199,8 @@ class Forms:
             options = model.apply_head(options, head, parameters.alpha)
             take(head)
             uses = (model.use, head.use)
+        if model.spans:
+            _check_unranked(model, classes)
         texts = bool(classes) or not model.texts.isdisjoint(names)
         form = Form(entry, model, tensors or (), parameters, names, rows, options, classes, texts, uses)
         raw = all(isinstance(tensor.contents, bytes) for tensor in sent.values())
@@ -222,6 +234,48 @@ def _keep(forms: dict[bytes, T], key: bytes, form: T) -> None:
     if len(forms) >= _MAX_FORMS:
         forms.clear()
     forms[key] = form
+
+
+def _with_answers(
+    model: Model, names: list[str], requested: Sequence[str], sent: Collection[str], parameters: Parameters
+) -> list[str]:
+    """Return the outputs to send: without any ``requested``, answers to texts, and logits of tokens.
+
+    Raise an InvalidRequest for answers to tokens, which have no text, and for ``n_best`` where there are no answers.
+    """
+    made = [spec.name for spec in model.spans.results] if model.spans else []
+    texts = [spec.name for spec in model.step.inputs] if model.step else []
+    is_text = bool(made) and texts[0] in sent
+    if not requested:
+        names = [name for name in names if (name in made) == is_text]
+    answers = [name for name in names if name in made]
+    if answers and not is_text:
+        subject, fix = f"output {answers[0]!r} of {model.name!r}", "Send the texts, or leave the output out."
+        raise InvalidRequest(subject, given=Raw("token ids"), expected=" and ".join(map(repr, texts)), fix=fix)
+    if parameters.n_best and not answers:
+        subject, expected = f"parameter {N_BEST!r} of {model.name!r}", "none: the request gets no answers to questions"
+        raise InvalidRequest(subject, given=parameters.n_best, expected=expected, fix="Leave it out.")
+    return names
+
+
+def _check_unranked(model: Model, classes: Mapping[str, int]) -> None:
+    for spec in model.spans.results if model.spans else ():
+        if spec.name in classes:
+            subject, fix = f"classes of output {spec.name!r} of {model.name!r}", f"Send the parameter {N_BEST!r}."
+            raise InvalidRequest(subject, given=classes[spec.name], expected="none: answers are ranked", fix=fix)
+
+
+def _with_contexts(form: Form, contexts: Sequence[Context]) -> Form:
+    """Return a form whose rows are the windows; refuse outputs of the graph unless each context has one window."""
+    rows = sum(len(context.windows) for context in contexts)
+    logits = [name for name in form.output_names if any(spec.name == name for spec in form.model.manifest.outputs)]
+    if logits and rows > form.rows:
+        step = form.model.step
+        given, expected = Raw(f"{rows} windows of tokens"), f"{form.rows}, one for each row, beside the logits"
+        fix = f"Shorten the text in {step.inputs[1].name!r}, or request answers alone." if step else ""
+        raise InvalidRequest(f"output {logits[0]!r} of {form.model.name!r}", given=given, expected=expected, fix=fix)
+    held = sum(len(context.text) + context.offsets.nbytes for context in contexts)
+    return form._replace(rows=rows, size_bytes=form.size_bytes + held, contexts=contexts)
 
 
 def take(model: Model) -> None:

@@ -19,6 +19,8 @@ from edge.bundles.manifest import MANIFEST_NAME
 from edge.errors import Raw, UsageError
 from export.training.runs import is_run
 
+#: Of a model in a model repository of Triton.
+TRITON_CONFIG = "config.pbtxt"
 #: Paths by the name of the option or argument that gave them; None where it was not given.
 Inputs = Mapping[str, Path | None]
 
@@ -55,6 +57,14 @@ def check_bundle(path: Path, inputs: Inputs, *, replace: bool) -> None:
     free = max((int(version) for version in versions if version.isdecimal()), default=0) + 1
     way_out = f"--version {free}, or another --repository"
     _check_directory("bundle", path, inputs, lambda path: (path / MANIFEST_NAME).is_file(), "bundle", replace, way_out)
+
+
+def check_triton_model(path: Path, inputs: Inputs, *, replace: bool) -> None:
+    """Check the path of a new model of Triton, ``REPOSITORY/NAME``; arguments and errors as :func:`check_run`."""
+    way_out = "another --name or --repository"
+    _check_directory(
+        "model", path, inputs, lambda path: (path / TRITON_CONFIG).is_file(), "model of Triton", replace, way_out
+    )
 
 
 def check_name(option: str, name: str | None) -> str:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
-from edge.cli.output import json_option
+from edge.cli.output import json_option, print_json, print_table, remark
 from edge.errors import UsageError
 from export.bundle.exported import RUNTIMES, print_exported
 from export.bundle.new_bundles import Kind, NewBundle, new_bundles
+from export.bundle.outputs import check_name
 from export.papers import looped
 from export.papers.calculator.specs import NAMES as SUMMING
 from export.papers.calculator.stack import STACK
@@ -63,9 +66,15 @@ CLASSIFIERS = Kind(_classifiers)
 
 
 @click.command()
-@click.argument("runs", metavar="RUN_DIR...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("runs", metavar="RUN_DIR|BUNDLE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @repository_option("each")
 @click.option("--name", help="Name of the one bundle that fine-tuned runs become; calculators have their model's name.")
+@click.option(
+    "--triton",
+    is_flag=True,
+    help="Of each BUNDLE, write REPOSITORY/NAME for Triton's backend onnxruntime: config.pbtxt and VERSION/model.onnx.",
+)
+@click.option("--tier", help="With --triton, the tier that becomes the model.  [default: the full one]")
 @version_option
 @click.option(
     "--tier-name",
@@ -97,6 +106,8 @@ def export(
     runs: tuple[Path, ...],
     repository: Path,
     name: str | None,
+    triton: bool,
+    tier: str | None,
     version: int,
     tiers: tuple[str, ...],
     artifacts: tuple[str, ...],
@@ -106,13 +117,19 @@ def export(
     replace: bool,
     as_json: bool,
 ) -> None:
-    """Export runs as bundles of ONNX files, checked against torch.
+    """Export runs as bundles of ONNX files, checked against torch, or with --triton bundles as models of Triton.
 
     Each calculator becomes a bundle, and looped runs of one function class, the full model first, become the tiers of
     one. Runs of `fewheads finetune`, `import` and `reduce`, the full model first, become the tiers of one bundle, NAME;
     each has a twin in INT8, TIER-int8. The table has a row for each file, because INT8 differs more from torch than
     FP32. `fewheads pack` makes a bundle of an ONNX file.
     """
+    if triton:
+        given = {"--version": version != 1, "--tier-name": tiers, "--artifacts": artifacts}
+        _write_for_triton(runs, repository, name, tier, given | {"--data": data}, replace=replace, as_json=as_json)
+        return
+    if tier:
+        raise UsageError("--tier", given=tier, expected="--triton with it", fix="Add --triton, or give --tier-name.")
     file = next((run for run in runs if run.suffix == ".onnx"), None)
     if file is not None:
         fix = f"Make a bundle of an ONNX file with 'fewheads pack {file} --name NAME --repository {repository}'."
@@ -141,3 +158,39 @@ def export(
             exported = export_bundle(model, repository, version=version, replace=replace, on_rows=counted)
         results.append((exported, time.perf_counter() - started))
     print_exported(results, as_json=as_json)
+
+
+def _write_for_triton(
+    bundles: Sequence[Path],
+    repository: Path,
+    name: str | None,
+    tier: str | None,
+    others: Mapping[str, object],
+    *,
+    replace: bool,
+    as_json: bool,
+) -> None:
+    from export.bundle.triton import (
+        TritonModel,
+        check_names,
+        write_triton_model,
+    )  # it imports protobuf, which no help needs
+
+    for option in [option for option, value in others.items() if value]:
+        raise UsageError(option, expected="--triton without it", fix="Leave it out: a bundle is written as it is.")
+    if name and len(bundles) > 1:
+        fix = "Give one bundle, or leave --name out."
+        raise UsageError("--name", given=name, expected="one bundle with it", fix=fix)
+    if name:
+        check_name("--name", name)
+    check_names(bundles)
+    written = [write_triton_model(path, repository, name=name, tier=tier, replace=replace) for path in bundles]
+    if as_json:
+        print_json(written)
+        return
+    for one in written:
+        for note in one.notes:
+            remark(f"{one.model}: {note}.")
+    columns = [field.replace("_", " ") for field in TritonModel.__struct_fields__ if field != "notes"]
+    rows = [(*msgspec.structs.astuple(one)[:-2], ", ".join(one.inputs)) for one in written]
+    print_table(f"Models of Triton in {repository}", columns, rows)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import click
 import msgspec
 
 from edge.cli.output import json_option, print_json, print_table, progress, remark
-from export.bundle.pack.bundle import DEFAULT_MAX_BATCH_SIZE, Packed, PackedFile, PackOptions, pack_model
+from edge.errors import Raw, UsageError
+from export.bundle.pack.bundle import DEFAULT_MAX_BATCH_SIZE, Packed, PackedFile, pack_model
 from export.bundle.pack.inputs import RANDOM
+from export.bundle.pack.options import PackOptions
 from export.bundle.pack.profiles import parse_shapes
 from export.training.options import replace_option, repository_option, version_option
 
@@ -17,7 +22,7 @@ _PATH = click.Path(path_type=Path)
 
 
 @click.command()
-@click.argument("model", metavar="MODEL.onnx", type=click.Path(path_type=Path))
+@click.argument("model", metavar="MODEL.onnx|DIR", type=click.Path(path_type=Path))
 @repository_option("the model")
 @click.option("--name", help="Name of the model and its bundle.  [required]")
 @version_option
@@ -37,9 +42,9 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--inputs",
     type=_PATH,
-    metavar="NPZ|DIR",
-    help="Real golden inputs: an array under the name of each input, or with --image a directory of images. Default: "
-    "random ones.",
+    metavar="NPZ|DIR|TXT",
+    help="Real golden inputs: an array under the name of each input, with --image a directory of images, or with "
+    "--tokenizer a text in each line. Default: random ones, of texts some of ours.",
 )
 @click.option(
     "--image",
@@ -53,14 +58,37 @@ _PATH = click.Path(path_type=Path)
     metavar="TXT",
     help="Labels of the logits, one in each line; clients may ask for the label and the probabilities.",
 )
+@click.option(
+    "--tokenizer",
+    type=_PATH,
+    metavar="DIR",
+    help="Clients send texts, which the tokenizer.json of this directory turns into the model's input_ids.",
+)
+@click.option(
+    "--pooling",
+    type=click.Choice(["mean", "cls"]),
+    help="Make the mean of the tokens' vectors, or that of the first token, the one output, an embedding.",
+)
+@click.option("--normalize", is_flag=True, help="Give embeddings the length 1.")
+@click.option(
+    "--max-length",
+    type=click.IntRange(3),
+    help="Most tokens of a text.  [default: the limit of the tokenizer's directory]",
+)
 @click.option("--fp16", is_flag=True, help="Add a file in FP16 for TensorRT.")
 @click.option("--int8", is_flag=True, help="Add the tier x1-int8, with fixed scales, if it computes about the same.")
 @click.option(
     "--calibration",
     type=_PATH,
-    metavar="NPZ|DIR",
+    metavar="NPZ|DIR|TXT",
     help="Real inputs that set the scales of --int8, other than those of --inputs. Default: the golden inputs. Without "
     "a batch, each array has one more dimension in front, the items.",
+)
+@click.option(
+    "--triton",
+    is_flag=True,
+    help="DIR is a model repository of Triton: its ONNX models become bundles of their names and versions, or that of "
+    "--name alone.",
 )
 @replace_option("an existing bundle of that name and version")
 @json_option
@@ -74,19 +102,52 @@ def pack(
     inputs: Path | None,
     image: Path | None,
     labels: Path | None,
+    tokenizer: Path | None,
+    pooling: Literal["mean", "cls"] | None,
+    normalize: bool,
+    max_length: int | None,
     fp16: bool,
     int8: bool,
     calibration: Path | None,
+    triton: bool,
     replace: bool,
     as_json: bool,
 ) -> None:
     """Make a bundle of your own ONNX file.
 
-    The golden outputs are those of ONNX Runtime.
+    DIR is a Hugging Face directory with onnx/model.onnx or model.onnx: its tokenizer.json and the pooling of
+    sentence-transformers are taken, too. The golden outputs are those of ONNX Runtime.
     """
-    options = PackOptions(max_batch_size, parse_shapes(shapes), inputs, image, labels, fp16, int8, calibration)
+    options = PackOptions(
+        max_batch_size=max_batch_size,
+        shapes=parse_shapes(shapes),
+        inputs=inputs,
+        image=image,
+        labels=labels,
+        tokenizer=tokenizer,
+        pooling=pooling,
+        normalize=normalize,
+        max_length=max_length,
+        fp16=fp16,
+        int8=int8,
+        calibration=calibration,
+    )
+    if triton:
+        _pack_repository(model, repository, name, options, version=version, replace=replace, as_json=as_json)
+        return
+    with _steps(f"packing {model.name}", total=3 + fp16 + int8) as begin:
+        packed = pack_model(model, repository, name, options, version=version, replace=replace, begin=begin)
+    if as_json:
+        print_json(packed)
+        return
+    _print(packed, random_scales=int8 and calibration is None)
+
+
+@contextmanager
+def _steps(title: str, total: int | None) -> Iterator[Callable[[str], None]]:
+    """Show a bar, and yield a function that begins its next step."""
     with progress() as bar:
-        task = bar.add_task(f"packing {model.name}", total=3 + fp16 + int8, note="")
+        task = bar.add_task(title, total=total, note="")
         begun = 0
 
         def begin(step: str) -> None:
@@ -94,12 +155,39 @@ def pack(
             bar.update(task, completed=begun, note=step)
             begun += 1
 
-        packed = pack_model(model, repository, name, options, version=version, replace=replace, begin=begin)
+        yield begin
         bar.update(task, completed=begun, note="")
+
+
+def _pack_repository(
+    directory: Path,
+    repository: Path,
+    name: str | None,
+    options: PackOptions,
+    *,
+    version: int,
+    replace: bool,
+    as_json: bool,
+) -> None:
+    from export.bundle.pack.triton import pack_repository  # it imports protobuf, which no help needs
+
+    others = {"--version": version != 1, "--max-batch-size": options.max_batch_size is not None}
+    for option, is_given in others.items():
+        if is_given:
+            fix = "Leave it out: the repository says it."
+            raise UsageError(option, expected="--triton without it", fix=fix)
+    with _steps(f"packing {directory.name}", total=None) as begin:
+        every, refused = pack_repository(directory, repository, name, options, replace=replace, begin=begin)
     if as_json:
-        print_json(packed)
-        return
-    _print(packed, random_scales=int8 and calibration is None)
+        print_json(every)
+    for packed in () if as_json else every:
+        _print(packed, random_scales=options.int8 and options.calibration is None)
+    for one in refused:
+        remark(f"{one.model} is left out: {one.error}")
+    if refused:
+        given, expected = Raw(f"{len(refused)} left out"), "models that bundles can hold"
+        fix = "The reasons are above; --name packs one model alone, with the options that it needs."
+        raise UsageError(f"models of {directory}", given=given, expected=expected, fix=fix)
 
 
 def _print(packed: Packed, *, random_scales: bool) -> None:
@@ -108,6 +196,10 @@ def _print(packed: Packed, *, random_scales: bool) -> None:
         remark(f"The golden inputs are random: accuracy is not checked{ranges}. Give real ones with --inputs.")
     if packed.only_onnxruntime:
         remark(f"Only ONNX Runtime runs this model, not TensorRT: it has {packed.only_onnxruntime}.")
+    if packed.not_taken:
+        remark(
+            f"{packed.bundle}: a bundle has no place for {', '.join(packed.not_taken)}; see 'fewheads serve --help'."
+        )
     batch = f"at most {packed.max_batch_size} rows" if packed.max_batch_size else "no batch"
     title = f"{packed.bundle}: {batch}, {packed.golden_rows} golden rows ({packed.golden})"
     if packed.calibration_items is not None:

@@ -32,6 +32,8 @@ POOLERS: Mapping[str, Activation] = {
     "distilbert": "relu",
 }
 PROCESSOR = "preprocessor_config.json"
+#: Where exporters put an ONNX file, which ``fewheads pack`` takes.
+ONNX_FILES = ("onnx/model.onnx", "model.onnx")
 SUPPORTED = (*POOLERS, "vit")
 #: Task by the end of the class that saved a model.
 KINDS = {
@@ -77,18 +79,21 @@ class FineTuned(NamedTuple):
     tokenizer: Tokenizer | None
 
 
-def read_directory(directory: Path, *, pair: bool = False, max_length: int | None = None) -> FineTuned:
+def read_directory(
+    directory: Path, *, pair: bool = False, no_answer: bool = False, max_length: int | None = None
+) -> FineTuned:
     """Read a model with a head for sequences, tokens, spans or images, or a directory of sentence-transformers.
 
     A pretrained encoder without a head becomes an embedder of the mean of its last states.
 
     Args:
         pair: whether it reads two texts together, which its files do not say.
+        no_answer: whether it says where a context has no answer, which they do not say either.
         max_length: most tokens of an input; None takes the limit of the directory.
 
     Raises:
         CheckpointError: a file is missing or malformed, or the architecture, the head or a module is not supported.
-        UsageError: ``pair`` or ``max_length`` does not fit the model.
+        UsageError: ``pair``, ``no_answer`` or ``max_length`` does not fit the model.
     """
     embedder = read_embedder(directory) if (directory / MODULES).exists() else None
     place = directory if embedder is None else embedder.transformer
@@ -99,6 +104,9 @@ def read_directory(directory: Path, *, pair: bool = False, max_length: int | Non
     if pair and kind != "text-classification":
         expected = "a classifier or regression of texts"
         raise UsageError("--pair", given=Raw(f"{kind} in {directory}"), expected=expected, fix="Leave it out.")
+    if no_answer and kind != "question-answering":
+        given, expected = Raw(f"{kind} in {directory}"), "a model that answers questions"
+        raise UsageError("--no-answer", given=given, expected=expected, fix="Leave it out.")
     pretrained = load_pretrained(place)
     transformer = pretrained.transformer.config
     per_token = kind == "token-classification"
@@ -120,6 +128,7 @@ def read_directory(directory: Path, *, pair: bool = False, max_length: int | Non
         per_token=per_token,
         embedding=embedder.embedding if embedder else Embedding() if kind == EMBEDDING else None,
         pair=pair or kind == "question-answering",
+        no_answer=no_answer,
         image=read_image_processor(place / PROCESSOR, transformer.image_size, transformer.channels) if is_vit else None,
     )
     model = architecture.create(pretrained.transformer).eval()
@@ -131,11 +140,18 @@ def _check_supported(place: Path, config: ModelConfig) -> None:
     if config.model_type not in SUPPORTED:
         expected = f"one of {', '.join(SUPPORTED)}"
         subject, given = f"{place / CONFIG} field model_type", config.model_type or Raw("nothing")
-        raise CheckpointError(subject, given=given, expected=expected, fix=PACK)
+        raise CheckpointError(subject, given=given, expected=expected, fix=_pack(place))
     if config.auto_map:
         given, expected = Raw(f"code of its own, {', '.join(config.auto_map)}"), "a model without code"
-        fix = f"Code of a model is never executed here. {PACK}"
+        fix = f"Code of a model is never executed here. {_pack(place)}"
         raise CheckpointError(f"{place / CONFIG} field auto_map", given=given, expected=expected, fix=fix)
+
+
+def _pack(place: Path) -> str:
+    """Return the way out for a model that is not supported here."""
+    if any((place / name).is_file() for name in ONNX_FILES):
+        return f"Make a bundle of its ONNX file with 'fewheads pack {place} --name NAME --repository DIR'."
+    return PACK
 
 
 def _check_weights(place: Path) -> None:
@@ -183,10 +199,15 @@ def _max_length(place: Path, transformer: TransformerConfig, embedder: Embedder 
             fix = "Give a smaller one, or leave it out."
             raise UsageError("--max-length", given=wanted, expected=f"at most {most}, the model's positions", fix=fix)
         return wanted
-    path = place / "tokenizer_config.json"
-    limits: list[float | None] = [embedder.max_length] if embedder else []
-    limits.append(read_json(path, TokenizerConfig, SAVE_AGAIN).model_max_length if path.exists() else None)
-    return min([most, *(int(limit) for limit in limits if limit and limit < _NO_LIMIT)])
+    limits = [most, embedder.max_length if embedder else None, tokenizer_limit(place)]
+    return min(limit for limit in limits if limit)
+
+
+def tokenizer_limit(directory: Path) -> int | None:
+    """Return the most tokens of a text that ``tokenizer_config.json`` states, if any; errors as :func:`read_json`."""
+    path = directory / "tokenizer_config.json"
+    limit = read_json(path, TokenizerConfig, SAVE_AGAIN).model_max_length if path.exists() else None
+    return int(limit) if limit and limit < _NO_LIMIT else None
 
 
 def _tokenizer(place: Path, transformer: TransformerConfig) -> Tokenizer:

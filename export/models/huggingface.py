@@ -24,10 +24,7 @@ from export.models.transformer import LayerShape, Transformer, TransformerConfig
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _FIX = "Download the model again, or give one of BERT, RoBERTa, MPNet, DistilBERT or ViT in the safetensors format."
 #: Ways out for models that are not supported here, and for malformed files of a fine-tuned one.
-PACK = (
-    "Export the model to ONNX yourself, and give the file to 'fewheads pack'; "
-    "clients then send tensors, such as token ids, and not texts."
-)
+PACK = "Export the model to ONNX, and give the file to 'fewheads pack', with --tokenizer if clients send texts."
 SAVE_AGAIN = "Save it again with save_pretrained of transformers or sentence-transformers."
 #: Types of weights as safetensors names them; all become FP32.
 _FLOATS = ("F64", "F32", "F16", "BF16")

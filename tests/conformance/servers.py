@@ -20,7 +20,7 @@ TRITON = Path(os.environ.get("FEWHEADS_PEERS", Path.home() / ".cache" / "fewhead
 NO_TRITON = f"needs a real Triton in {TRITON}: deploy/peers/install.sh triton"
 #: The limit of this server here; Triton has a fixed limit of 2 GiB.
 MAX_MESSAGE_BYTES = 1_000_000
-_START_SECONDS = 60
+_START_SECONDS = 120
 
 
 IS_INSTALLED = (TRITON / "versions.txt").is_file()
@@ -40,14 +40,21 @@ def ours(directory, transport):
 
 @contextmanager
 def triton(directory):
-    repository = directory / "repository"
-    write_repository(repository)
+    """Serve the models of :mod:`tests.conformance.models`, and yield the address."""
+    write_repository(directory / "repository")
+    with serving_with_triton(directory, TRITON / "backends", ["mixed"]) as url:
+        yield url
+
+
+@contextmanager
+def serving_with_triton(directory, backends, models, *options):
+    """Serve ``directory/repository``, and yield the address when these models are ready."""
     url = f"127.0.0.1:{free_port()}"
     site = TRITON / "lib" / "python3.11" / "site-packages"
-    command = [site / "pytriton" / "tritonserver" / "bin" / "tritonserver", f"--model-repository={repository}"]
+    command = [site / "pytriton" / "tritonserver" / "bin" / "tritonserver"]
+    command += [f"--model-repository={directory / 'repository'}", f"--backend-directory={backends}"]
     command += ["--model-control-mode=explicit", "--load-model=*", "--exit-on-error=false", "--allow-http=false"]
-    command += ["--allow-metrics=false", "--grpc-address=127.0.0.1", f"--grpc-port={url.partition(':')[2]}"]
-    command += [f"--backend-directory={TRITON / 'backends'}"]
+    command += [*options, "--allow-metrics=false", "--grpc-address=127.0.0.1", f"--grpc-port={url.partition(':')[2]}"]
     environment = {
         **os.environ,
         "LD_LIBRARY_PATH": str(site / "nvidia_pytriton.libs"),
@@ -56,21 +63,21 @@ def triton(directory):
     with (directory / "triton.log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         try:
-            _wait(url, process, directory / "triton.log")
+            _wait(url, process, directory / "triton.log", models)
             yield url
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait()
 
 
-def _wait(url, process, log):
-    """Wait until all models but the broken one answer."""
+def _wait(url, process, log, models):
+    """Wait until these models answer."""
     limit = time.monotonic() + _START_SECONDS
     with grpc.insecure_channel(url) as channel:
         stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         while time.monotonic() < limit and process.poll() is None:
             try:
-                if stub.ModelReady(pb.ModelReadyRequest(name="mixed"), timeout=1).ready:
+                if all(stub.ModelReady(pb.ModelReadyRequest(name=name), timeout=1).ready for name in models):
                     return
             except grpc.RpcError:
                 pass

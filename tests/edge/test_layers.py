@@ -57,7 +57,7 @@ USERS_OF_MESSAGES = {"serving", "telemetry", "rpc", "rest", "client", "bench"}
 #: The parts of edge/ that the workstation uses: it writes bundles, and neither serves nor calls a server.
 FOR_EXPORT = {
     *("", "__version__", "errors", "datatypes", "files", "child", "runner", "bundles", "runtimes", "instruments"),
-    *("bench", "programs", "protocol", "cli"),
+    *("bench", "programs", "protocol", "pb", "cli"),
 }
 
 

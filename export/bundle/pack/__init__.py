@@ -1,1 +1,1 @@
-"""Bundles from a user's own ONNX file: ``fewheads pack MODEL.onnx``."""
+"""Bundles from a user's own ONNX files, alone, in a Hugging Face directory or in Triton's: ``fewheads pack``."""

@@ -6,16 +6,17 @@ import importlib.metadata
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from edge import __version__
 from edge.bundles.golden import Golden
-from edge.bundles.manifest import Artifact, Manifest, Profile, Provenance, Tier
-from edge.bundles.steps import ImagePreprocess
+from edge.bundles.manifest import Artifact, Manifest, Profile, Provenance, Serving, Tier
 from edge.datatypes import Array
 from edge.errors import UsageError
+from edge.files import sha256
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.bundle.exportable import Contents, File, write_contents
 from export.bundle.exported import FULL
@@ -28,45 +29,16 @@ from export.bundle.pack.golden import (
     tolerance_of,
 )
 from export.bundle.pack.inputs import RANDOM, SEED, in_runs, random_inputs, read_inputs, read_items
-from export.bundle.pack.model import OnnxModel, load_model, read_model
-from export.bundle.pack.profiles import Shapes, profiles
-from export.bundle.pack.steps import label_step, pixels_step, read_images
+from export.bundle.pack.model import Change, OnnxModel, load_model, read_model
+from export.bundle.pack.options import READ, PackOptions, in_directory
+from export.bundle.pack.profiles import profiles
+from export.bundle.pack.steps import Arrays, label_step, pixels_step, read_images
+from export.bundle.pack.texts import EMBEDDINGS, SAMPLES, text_step, with_embedding
 from export.bundle.pack.variants import Checks, Variant, check_convertible, fp16_variant, int8_variants
 
 #: Used where the graph has a batch dimension and ``--max-batch-size`` is not given.
 DEFAULT_MAX_BATCH_SIZE = 8
-#: Options with files that are read.
-_READ = ("inputs", "calibration", "image", "labels")
 _PACKAGES = ("onnx", "onnxruntime", "numpy")
-
-
-class PackOptions(msgspec.Struct, frozen=True):
-    """Options of a bundle of an ONNX file.
-
-    Attributes:
-        max_batch_size: most rows of a run; 0 without a batch dimension; None takes it from the graph.
-        shapes: of each input with a dynamic dimension other than the batch.
-        inputs: an ``.npz`` with golden inputs; None for random ones.
-        image: an image processor's JSON, for a model that clients send JPEG and PNG files; ``inputs`` and
-            ``calibration`` are then directories of images.
-        labels: a file with the label of each logit in a line.
-        fp16: whether TensorRT gets a file in FP16.
-        int8: whether there is a tier in INT8.
-        calibration: an ``.npz`` with inputs that calibrate INT8; None for the golden inputs.
-    """
-
-    max_batch_size: int | None = None
-    shapes: Shapes = msgspec.field(default_factory=dict)
-    inputs: Path | None = None
-    image: Path | None = None
-    labels: Path | None = None
-    fp16: bool = False
-    int8: bool = False
-    calibration: Path | None = None
-
-    def absent(self, *names: str) -> list[str]:
-        """Return those of some options that are not given, as on the command line."""
-        return [f"--{name}" for name in names if getattr(self, name) is None]
 
 
 class PackedFile(msgspec.Struct, frozen=True):
@@ -96,6 +68,7 @@ class Packed(msgspec.Struct, frozen=True):
         golden: source of the golden inputs.
         only_onnxruntime: why TensorRT cannot run the model; empty if no known reason forbids it.
         calibration_items: inputs that set the scales of INT8; None without INT8.
+        not_taken: what Triton's configuration says and a bundle has no place for.
     """
 
     bundle: str
@@ -105,6 +78,7 @@ class Packed(msgspec.Struct, frozen=True):
     only_onnxruntime: str
     files: list[PackedFile]
     calibration_items: int | None = None
+    not_taken: tuple[str, ...] = ()
 
 
 def pack_model(
@@ -115,6 +89,8 @@ def pack_model(
     *,
     version: int = 1,
     replace: bool = False,
+    changes: Sequence[Change] = (),
+    serving: Serving | None = None,
     begin: Callable[[str], None] = lambda step: None,
 ) -> Packed:
     """Write ``repository/<name>-<version>`` from an ONNX file, with golden outputs by ONNX Runtime.
@@ -122,22 +98,31 @@ def pack_model(
     Weights in files beside the ONNX file are embedded.
 
     Args:
+        path: of the file, or of a Hugging Face directory that has one.
+        changes: of the graph, before anything else reads it.
+        serving: defaults of the server.
         begin: called with the name of each step before it begins.
 
     Raises:
         UsageError: the file, the name or an option does not fit, a variant computes something else, or the bundle
             exists; the message names the option that helps.
         GoldenError: repeated runs of the graph give other outputs.
+        CheckpointError: a file of a Hugging Face directory is malformed or not supported.
+        DataError: a file or directory of golden inputs cannot be read.
     """
-    if options.calibration and not options.int8:
-        fix = "Add --int8, or leave --calibration out."
-        raise UsageError("--calibration", given=str(options.calibration), expected="--int8 with it", fix=fix)
     name = check_name("--name", name)
     target = repository / f"{name}-{version}"
-    read = {"the ONNX file": path} | {f"--{name}": getattr(options, name) for name in _READ}
+    read = {f"--{name}": getattr(options, name) for name in READ}
+    # A bundle may be written below the directory of a model or a tokenizer.
+    read |= {"the ONNX file": None if path.is_dir() else path}
     check_bundle(target, read, replace=replace)
+    if path.is_dir():
+        path, options = in_directory(path, options)
+    options.check()
     begin("reading")
-    model = read_model(path)
+    if options.tokenizer:
+        changes = (*changes, partial(with_embedding, pooling=options.pooling, normalize=options.normalize))
+    model = read_model(path, changes)
     for option in [f"--{kind}" for kind in ("fp16", "int8") if getattr(options, kind)]:
         check_convertible(model, option)
     with closing(load_model(model)) as runner:
@@ -145,10 +130,15 @@ def pack_model(
         max_batch_size = _max_batch_size(runner, path, options.max_batch_size)
         # Before the profiles, which would ask for the sizes of dynamic images that --image refuses.
         image = pixels_step(options.image, *specs, path) if options.image else None
-        profile = profiles(runner.inputs, model.dimensions, max_batch_size, options.shapes)
-        labels = label_step(options.labels, specs[1], path) if options.labels else None
+        texts = text_step(options.tokenizer, options.max_length, runner.inputs) if options.tokenizer else None
+        shapes = texts.shapes(max_batch_size) if texts else {}
+        profile = profiles(runner.inputs, model.dimensions, max_batch_size, shapes | options.shapes)
+        labels = label_step(options.labels, specs[1], path, options.labelled) if options.labels else None
         begin("golden outputs")
-        golden = _golden(runner, path, options.inputs, image, profile, max_batch_size)
+        if texts:
+            texts.check(runner, path)
+        read_raw = texts.read if texts else partial(read_images, step=image) if image else None
+        golden = _golden(runner, path, options.inputs, read_raw, profile, max_batch_size)
         tolerance = tolerance_of(golden, model.precision)
         check_repeatable(runner, golden, tolerance, max_batch_size, path)
         # Requests never share a run of an INT8 tier, because dynamic quantization depends on the whole run.
@@ -158,7 +148,7 @@ def pack_model(
     given = Artifact(
         file="model.onnx", runtime=runtime, precision=model.precision, opset=model.opset, tolerance=tolerance
     )
-    source = options.inputs.name if options.inputs else RANDOM
+    source = options.inputs.name if options.inputs else SAMPLES if texts else RANDOM
     held_out = not options.int8 or options.calibration is not None
     place = f"golden inputs: {source}" + ("" if held_out else ", which calibrated INT8")
     variants: list[Variant] = []
@@ -169,7 +159,9 @@ def pack_model(
         variants.append(fp16_variant(model, checks))
     if options.int8:
         begin("INT8")
-        if options.calibration is None:
+        if texts:
+            runs = texts.read_alone(options.calibration or options.inputs, golden=options.calibration is None)
+        elif options.calibration is None:
             runs = in_runs(golden.inputs, max_batch_size)
         elif image:
             runs = in_runs(read_images("--calibration", options.calibration, image)[1], max_batch_size)
@@ -181,6 +173,9 @@ def pack_model(
     tiers = {FULL: [given]}
     for variant in variants:
         tiers.setdefault(variant.tier, []).append(variant.artifact)
+    # Its files in other precisions approximate the same values.
+    is_embedding = texts and not labels and specs[1][0].name in EMBEDDINGS
+    space = sha256(model.data)[:16] if is_embedding else None
     manifest = Manifest(
         name=name,
         version=1,
@@ -189,17 +184,19 @@ def pack_model(
         outputs=specs[1],
         max_batch_size=max_batch_size,
         profile=profile,
-        tiers=tuple(Tier(name=tier, artifacts=tuple(artifacts)) for tier, artifacts in tiers.items()),
+        tiers=tuple(Tier(name=tier, artifacts=tuple(files), space=space) for tier, files in tiers.items()),
         golden="golden.npz",
         files={},
-        preprocess=image,
+        preprocess=texts.step if texts else image,
         postprocess=labels,
-        provenance=_provenance(model, source, None if options.inputs else SEED),
+        serving=serving,
+        provenance=_provenance(model, source, SEED if source == RANDOM else None),
         measures=tuple(measure for variant in variants for measure in variant.measures),
     )
     begin("writing")
     files: dict[str, File] = {given.file: model.data, manifest.golden: golden}
     files |= {variant.artifact.file: variant.data for variant in variants}
+    files |= {texts.step.file: texts.definition} if texts else {}
     contents = Contents(manifest, files, predicted="never" if model.operators.control_flow else "countable")
     write_contents(contents, target, version=version, replace=replace)
     packed = [
@@ -219,13 +216,13 @@ def _golden(
     runner: OnnxRuntimeRunner,
     path: Path,
     given: Path | None,
-    image: ImagePreprocess | None,
+    read_raw: Callable[[str, Path | None], tuple[Arrays, Arrays]] | None,
     profile: dict[str, Profile],
     max_batch_size: int,
 ) -> Golden:
     raw: dict[str, Array] = {}
-    if image:
-        raw, inputs = read_images("--inputs", given, image)
+    if read_raw:
+        raw, inputs = read_raw("--inputs", given)
     elif given:
         inputs = read_inputs("--inputs", given, runner.inputs, profile, max_batch_size)
     else:

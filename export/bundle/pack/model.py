@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -14,6 +15,9 @@ from export.bundle.pack.graph import Operators, all_nodes, check_operators, read
 
 if TYPE_CHECKING:
     import onnx
+
+#: A change of a graph in place; the path is for errors.
+Change: TypeAlias = "Callable[[onnx.ModelProto, Path], None]"
 
 _OPSETS = range(13, 21)
 _MAX_TENSORS = 16
@@ -43,9 +47,16 @@ class OnnxModel(NamedTuple):
     dimensions: dict[str, list[str]]
 
 
-def read_model(path: Path) -> OnnxModel:
-    """Read an ONNX file, with weights in files beside it; a UsageError refuses what bundles do not support."""
+def read_model(path: Path, changes: Sequence[Change] = ()) -> OnnxModel:
+    """Read an ONNX file, with weights in files beside it, and change it; errors as those of ``changes``.
+
+    Raises:
+        UsageError: it is not a model that bundles support.
+    """
     model, data = read_with_weights(path)
+    for change in changes:
+        change(model, path)
+    data = model.SerializeToString() if changes else data
     opset = _opset(model, path)
     operators = check_operators(model, opset, path)
     producer = f"{model.producer_name} {model.producer_version}".strip() or "an unnamed producer"

@@ -1,0 +1,91 @@
+"""Options of ``fewheads pack``, and those that a Hugging Face directory adds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace as replaced
+
+from edge.errors import Raw, UsageError
+from export.bundle.pack.profiles import Shapes
+from export.bundle.pack.texts import POOLINGS, read_directory
+from export.training.runs import TOKENIZER
+
+if TYPE_CHECKING:
+    from export.bundle.pack.nodes import Pooling
+
+#: Options with files that are read.
+READ = ("inputs", "calibration", "image", "labels")
+
+
+class PackOptions(msgspec.Struct, frozen=True):
+    """Options of a bundle of an ONNX file.
+
+    Attributes:
+        max_batch_size: most rows of a run; 0 without a batch dimension; None takes it from the graph.
+        shapes: of each input with a dynamic dimension other than the batch.
+        inputs: an ``.npz`` with golden inputs; None for random ones.
+        image: an image processor's JSON, for a model that clients send JPEG and PNG files; ``inputs`` and
+            ``calibration`` are then directories of images.
+        labels: a file with the label of each logit in a line.
+        labelled: the output that they are of; None for the only one that fits.
+        tokenizer: a directory with the ``tokenizer.json`` of a model of token ids, for clients that send texts;
+            ``inputs`` and ``calibration`` are then files with a text in each line.
+        pooling: what makes one vector of those of the tokens; None where the graph does that, or needs none.
+        normalize: whether embeddings get the length 1.
+        max_length: most tokens of a text; None takes the limit of the tokenizer's directory.
+        fp16: whether TensorRT gets a file in FP16.
+        int8: whether there is a tier in INT8.
+        calibration: an ``.npz`` with inputs that calibrate INT8; None for the golden inputs.
+    """
+
+    max_batch_size: int | None = None
+    shapes: Shapes = msgspec.field(default_factory=dict)
+    inputs: Path | None = None
+    image: Path | None = None
+    labels: Path | None = None
+    labelled: str | None = None
+    tokenizer: Path | None = None
+    pooling: Pooling | None = None
+    normalize: bool = False
+    max_length: int | None = None
+    fp16: bool = False
+    int8: bool = False
+    calibration: Path | None = None
+
+    def absent(self, *names: str) -> list[str]:
+        """Return those of some options that are not given, as on the command line."""
+        return [f"--{name}" for name in names if getattr(self, name) is None]
+
+    def check(self) -> None:
+        """Raise a UsageError for an option without another one that it needs, or beside one that excludes it."""
+        if self.calibration and not self.int8:
+            fix = "Add --int8, or leave --calibration out."
+            raise UsageError("--calibration", given=str(self.calibration), expected="--int8 with it", fix=fix)
+        of_texts = {"--pooling": self.pooling, "--normalize": self.normalize, "--max-length": self.max_length}
+        for option, value in of_texts.items():
+            if value and not self.tokenizer:
+                fix = f"Add --tokenizer DIR, or leave {option} out."
+                raise UsageError(option, given=value, expected="--tokenizer with it", fix=fix)
+        if self.tokenizer and (self.image or self.max_batch_size == 0):
+            other = "--image" if self.image else "--max-batch-size 0"
+            fix = "Leave one of them out."
+            raise UsageError("--tokenizer", given=Raw(f"{other} beside it"), expected="a batch of texts", fix=fix)
+
+
+def in_directory(directory: Path, options: PackOptions) -> tuple[Path, PackOptions]:
+    """Return the ONNX file of a Hugging Face directory, and options with its tokenizer, pooling and normalisation."""
+    path, embedder = read_directory(directory)
+    place = embedder.transformer if embedder else directory
+    if options.tokenizer is None and (place / TOKENIZER).is_file():
+        options = replaced(options, tokenizer=place)
+    if embedder:
+        options = replaced(
+            options,
+            pooling=options.pooling or POOLINGS[embedder.pooling],
+            normalize=options.normalize or embedder.embedding.normalised,
+            max_length=options.max_length or embedder.max_length,
+        )
+    return path, options
