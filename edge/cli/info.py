@@ -85,9 +85,7 @@ def _bundle(path: Path, manifest: Manifest) -> None:
     if isinstance(manifest.preprocess, ImagePreprocess):
         _image_step(manifest.preprocess)
     _program(manifest.program)
-    if manifest.measures:
-        measures = [[m.metric, m.split, m.value, _interval(m.interval), m.n, m.seeds] for m in manifest.measures]
-        print_table("measured", ["metric", "split", "value", "95 % interval", "n", "seeds"], measures)
+    print_measures(manifest.name, manifest.measures)
     made = manifest.provenance
     known = {"seed": made.seed, "commit": made.git_commit}
     further = "".join(f", {name} {value}" for name, value in known.items() if value is not None)
@@ -99,6 +97,13 @@ def print_latencies(bundle: str, tiers: Mapping[str, Sequence[Latency]]) -> None
     columns, rows = latency_rows(tiers)
     if rows:
         print_table(f"{bundle}, latency of a run: measured, or a {PREDICTION}", columns, rows)
+
+
+def print_measures(bundle: str, measures: Sequence[manifests.Measure]) -> None:
+    """Print what was measured of a bundle's accuracy; nothing if that is nothing."""
+    rows = [[m.metric, m.split, m.value, _interval(m.interval), m.n, m.seeds] for m in measures]
+    if rows:
+        print_table(f"{bundle}, measured", ["metric", "split", "value", "95 % interval", "n", "seeds"], rows)
 
 
 def latency_rows(tiers: Mapping[str, Sequence[Latency]]) -> tuple[list[str], list[list[object]]]:

@@ -136,9 +136,10 @@ class _Progress(Progress):
 
     def _print_lines(self) -> None:
         while not self._ended.wait(LINE_SECONDS):
-            unfinished = [task for task in self.tasks if not task.finished]
+            shown = [task for task in self.tasks if task.visible]
+            unfinished = [task for task in shown if not task.finished]
             begun = [task for task in unfinished if task.completed]
-            for task in begun[-1:] or unfinished[:1] or self.tasks[-1:]:
+            for task in begun[-1:] or unfinished[:1] or shown[-1:]:
                 remark(_line(task))
 
 

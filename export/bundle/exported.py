@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edge.bundles.manifest import Latency
-from edge.cli.info import print_latencies
+from edge.bundles.manifest import Latency, Measure
+from edge.cli.info import print_latencies, print_measures
 from edge.cli.output import print_json, print_table, remark
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class ExportedFile(msgspec.Struct, frozen=True):
 
 
 class Exported(msgspec.Struct, frozen=True):
-    """A bundle's directory, its ONNX files, and the latencies of its tiers by their names.
+    """A bundle's directory, its ONNX files, the latencies of its tiers by their names, and its measures.
 
     Attributes:
         without_space: the tiers that state no space of their embeddings, where others do.
@@ -44,6 +44,7 @@ class Exported(msgspec.Struct, frozen=True):
     files: tuple[ExportedFile, ...]
     latencies: dict[str, tuple[Latency, ...]]
     without_space: tuple[str, ...] = ()
+    measures: tuple[Measure, ...] = ()
 
     @classmethod
     def of(cls, bundle: Bundle, differences: Mapping[str, float]) -> Exported:
@@ -52,11 +53,12 @@ class Exported(msgspec.Struct, frozen=True):
         files = (ExportedFile(name, records[name].size_bytes, value) for name, value in differences.items())
         tiers = bundle.manifest.tiers
         unknown = tuple(tier.name for tier in tiers if not tier.space) if any(tier.space for tier in tiers) else ()
-        return cls(str(bundle.path), tuple(files), {tier.name: tier.latencies for tier in tiers}, unknown)
+        latencies = {tier.name: tier.latencies for tier in tiers}
+        return cls(str(bundle.path), tuple(files), latencies, unknown, bundle.manifest.measures)
 
 
 def print_exported(results: Sequence[tuple[Exported, float]], *, as_json: bool) -> None:
-    """Print bundles, each with the seconds that it took and a row for each file, and the latencies of its tiers."""
+    """Print bundles, each with the seconds that it took and a row for each file, its latencies and measures."""
     for exported, _ in results:
         if exported.without_space:
             remark(
@@ -75,3 +77,4 @@ def print_exported(results: Sequence[tuple[Exported, float]], *, as_json: bool) 
     print_table("Exported", ("bundle", "seconds", "file", "bytes", "largest difference to torch"), rows)
     for exported, _ in results:
         print_latencies(exported.bundle, exported.latencies)
+        print_measures(exported.bundle, exported.measures)

@@ -76,7 +76,7 @@ def compare_plans(
         PlanError: no plan is that fast on one of the devices.
     """
     source = Path(source)
-    opened = open_source(source, data_dir, source, examples) if data_dir else None
+    opened = open_source(source, data_dir, source, examples, on_progress=on_progress) if data_dir else None
     model = opened.model if opened else _model(source)
     config, state, losses = model.transformer.config, state_of(source, source), None
     dense, grid = config.layers, grid_of(config)

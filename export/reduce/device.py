@@ -83,6 +83,7 @@ def devices_of(
     """
     config, found, counted = model.transformer.config, list[Device](), None
     grid, points = grid_of(config), check_points(config, points)
+    on_progress("times", 0, len(targets))
     for target in targets:
         if isinstance(target, BoardMode):
             counted = counted or count_kernels(model, precision, state / f"kernels-{precision}.json")

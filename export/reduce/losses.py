@@ -23,9 +23,9 @@ from export.training.checkpoint import fingerprint, load_state, save_state
 from export.training.device import model_device, multiplying_in
 from export.training.recipe import Precision
 
-#: Called with a stage and its steps, those done and all: texts are read, shapes timed, losses of a layer measured,
-#: layers reduced.
-OnProgress: TypeAlias = Callable[[Literal["texts", "times", "losses", "layers"], int, int], None]
+#: Called with a stage and its steps, those done and all: texts are read, data prepared, for which an imported model
+#: answers them, shapes timed, losses of a layer measured, layers reduced.
+OnProgress: TypeAlias = Callable[[Literal["texts", "data", "times", "losses", "layers"], int, int], None]
 
 
 def silent(stage: str, done: int, total: int) -> None:

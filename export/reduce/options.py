@@ -177,13 +177,24 @@ distil_options = grouped_options(
 
 @contextmanager
 def reduction_progress(training: str | None = None) -> Iterator[tuple[OnProgress, Watch]]:
-    """Show a bar for each stage of a reduction, and of a training of this name; yield what moves them."""
+    """Show a bar for each stage of a reduction, and of a training of this name; yield what moves them.
+
+    A stage that begins ends those before it, some of which have nothing to do.
+    """
     with progress() as bar:
         names = {"texts": "reading texts"} if training else {}
-        names |= {"times": "times of the options", "losses": "trying each option", "layers": "reducing layers"}
+        names |= {"data": "preparing the data", "times": "times of the options"}
+        names |= {"losses": "trying each option", "layers": "reducing layers"}
         tasks = {stage: bar.add_task(name, total=None, note="") for stage, name in names.items()}
         watch = Watch(training or "", bar, bar.add_task(training or "", total=None, note="", visible=bool(training)))
-        yield lambda stage, done, total: bar.update(tasks[stage], completed=done, total=total), watch
+
+        def move(stage: str, done: int, total: int) -> None:
+            for task in bar.tasks[: list(tasks).index(stage)]:
+                if not task.finished:
+                    bar.update(task.id, completed=1, total=1)
+            bar.update(tasks[stage], completed=done, total=total)
+
+        yield move, watch
 
 
 def point_rows(points: Sequence[PointTimes]) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:

@@ -300,7 +300,9 @@ def open_source(
     if texts:  # some hundred thousand take a minute
         on_progress("texts", 1, 1)
     options = {"items": texts.items} if restoration and texts and restoration.calibrates else {}
+    on_progress("data", 0, 1)
     data = prepare(task, data_dir, reader, max_length=longest, limit=examples, **options)
+    on_progress("data", 1, 1)
     check_weights(model)
     calibration_batches(model, data.train)
     return OpenedSource(task, model, architecture, reader, data, state_of(source, directory), texts)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any
 
 from edge.bundles.manifest import Manifest, Measure, Provenance
 from edge.bundles.programs import GenerateProgram
@@ -22,13 +22,6 @@ from edge.bundles.steps import (
 from edge.cli.info import latency_rows
 from export.report.table import Table
 from export.training.runs import RunConfig, RunMetrics
-
-#: What the hub calls a task, by ours; other names are its own.
-_HUB_TASKS: Final = {"sentence-embedding": "feature-extraction", "SQuAD": "question-answering"}
-_HUB_NAMES: Final = (
-    *("feature-extraction", "question-answering", "text-classification", "token-classification", "text-generation"),
-    *("text-ranking", "image-classification"),
-)
 
 
 def bundle_card(manifest: Manifest) -> str:
@@ -62,8 +55,9 @@ def run_card(name: str, config: RunConfig, metrics: RunMetrics) -> str:
         about.append(f"Reduced to be {planned.target_speedup:g} times as fast on {planned.device}: {kept} are left.")
     command = f"fewheads export {name} --name NAME    # makes a bundle, which fewheads serve takes"
     about += ["", "```", command, "```"]
-    hub = _HUB_TASKS.get(task, task)
-    return _card(name, about, hub, metrics.measures, [], config.provenance, tags=("safetensors",))
+    return _card(
+        name, about, _task_of_run(config.arguments), metrics.measures, [], config.provenance, tags=("safetensors",)
+    )
 
 
 def _card(
@@ -77,7 +71,7 @@ def _card(
     tags: Sequence[str],
 ) -> str:
     lines = ["---", "library_name: fewheads"]
-    if task in _HUB_NAMES:
+    if task:
         lines.append(f"pipeline_tag: {task}")
     lines += ["tags:", *(f"- {tag}" for tag in tags)]
     results = [_result(task, measure) for measure in measures]
@@ -129,3 +123,19 @@ def _task_of(manifest: Manifest) -> str:
     if isinstance(after, ScorePostprocess):
         return "text-ranking" if before.pair else "text-classification"
     return kinds.get(type(after), "") if after else "feature-extraction" if manifest.space else ""
+
+
+def _task_of_run(arguments: Mapping[str, Any]) -> str:
+    """Return what the hub calls the task of a run, by the head that its arguments describe; empty for other models."""
+    labels, shape = arguments.get("labels"), arguments.get("transformer")
+    if not shape:
+        return ""
+    if arguments.get("embedding"):
+        return "feature-extraction"
+    if not labels:
+        return "question-answering"
+    if shape.get("architecture") == "vit":
+        return "image-classification"
+    if arguments.get("per_token"):
+        return "token-classification"
+    return "text-ranking" if arguments.get("pair") and len(labels) == 1 else "text-classification"

@@ -19,6 +19,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # pytest needs it, too
 
+#: The last version before the data's commit.
+_BEFORE = "0.1.0"
 #: Wider than any line of a help text, so that each option has one line.
 _WIDTH = 1000
 #: ``python -m edge`` of the first directory on Python's path: the installed package would hide that a file is missing.
@@ -33,8 +35,9 @@ runpy.run_module("edge", run_name="__main__", alter_sys=True)
 def new_entries():
     """Return what is in backticks in each entry of CHANGELOG.md that the data's commit did not have yet."""
     known = set(json.loads((DATA / "changelog.json").read_text()))
-    unreleased = (ROOT / "CHANGELOG.md").read_text().partition("## Unreleased\n")[2].partition("\n## ")[0]
-    entries = [" ".join(entry.split()) for entry in re.split(r"^- ", unreleased, flags=re.MULTILINE)]
+    later = (ROOT / "CHANGELOG.md").read_text().partition("## Unreleased\n")[2].partition(f"\n## [{_BEFORE}]")[0]
+    later = re.sub("^#.*$", "", later, flags=re.MULTILINE)  # headings are no part of the entry above
+    entries = [" ".join(entry.split()) for entry in re.split(r"^- ", later, flags=re.MULTILINE)]
     return [
         " ".join(re.findall("`(.+?)`", entry))
         for entry in entries

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,19 @@ from edge.bundles.bundle import write_bundle
 from edge.bundles.manifest import Tier, schema
 from edge.cli import output
 from tests.data.make_broken_bundles import MEASURED, PREDICTION, Good
-from tests.support.commands import SECONDS, answer, closed_address, fewheads, mistake, python, ran, refusal, run, shown
+from tests.support.commands import (
+    SECONDS,
+    answer,
+    closed_address,
+    fewheads,
+    mistake,
+    progress_line,
+    python,
+    ran,
+    refusal,
+    run,
+    shown,
+)
 from tests.support.marks import with_rtx
 from tests.support.models import (
     ORACLE,
@@ -241,14 +254,7 @@ def test_info_shows_models_and_memory_of_a_server(url):
 
 
 def test_lines_have_the_current_task_its_position_and_its_note(monkeypatch, capsys):
-    def line():
-        """Return the second line from now: the first may be of an earlier state."""
-        lines = []
-        while len(lines) < 2:
-            time.sleep(0.01)
-            lines += capsys.readouterr().err.splitlines()
-        return lines[-1]
-
+    line = partial(progress_line, capsys)
     monkeypatch.setattr(output, "LINE_SECONDS", 0.02)
     with output.progress() as bar:
         bar.add_task("one", total=None, note="")

@@ -137,8 +137,12 @@ def test_options_in_the_pages_exist():
         "--collect-metrics",
         "--cacert",
         "--unix-socket",
+        "--model-repository",
+        "--model-control-mode",
+        "--model-id",
     }
-    text = "\n".join((ROOT / page).read_text() for page in ("README.md", "edge/README.md"))
+    pages = ("README.md", "edge/README.md", "deploy/COMING_FROM.md")
+    text = "\n".join((ROOT / page).read_text() for page in pages)
     assert set(option.findall(text)) <= of_others.union(*options.values())
     # In a line of code, they are options of its command.
     for code in re.findall(r"`([^`\n]+)`|^(fewheads .+)$", text, re.MULTILINE):

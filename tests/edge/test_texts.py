@@ -20,6 +20,8 @@ from tests.support import text_pair_model
 from tests.support.commands import answer, run
 from tests.support.embedder_model import MAX_BATCH_SIZE, embeddings, ids, write_embedder_bundle
 from tests.support.http_requests import ask
+from tests.support.letters_model import NAME as LETTERS
+from tests.support.letters_model import PROMPT, continued
 from tests.support.metrics import is_at_rest, wait_until
 from tests.support.models import ORACLE_BUNDLE
 
@@ -134,6 +136,26 @@ def test_the_examples_of_the_document(url):
     (program,) = re.findall(r"^```python\n(.+?)^```$", page, re.MULTILINE | re.DOTALL)
     checks = "print(embeddings.embed_query('poor good'))"
     assert answer(run([sys.executable, "-W", "ignore", "-c", program + checks])) == "[3.0, 1.0, 0.5]\n"
+
+
+def test_the_examples_for_users_of_other_servers(ready, url):
+    page = (Path(__file__).parents[2] / "deploy" / "COMING_FROM.md").read_text()
+    names = {"encoder": "embedder", "ranker": "better", "writer": LETTERS, "Once upon": PROMPT, "a dog": "good"}
+    ports = {"127.0.0.1:8000": url, "127.0.0.1:8001": f"127.0.0.1:{ready.grpc_port}"}
+    for ours, theirs in (names | ports).items():
+        page = page.replace(ours, theirs)
+    programs = re.findall(r"^```python\n(.+?)^```$", page, re.MULTILINE | re.DOTALL)
+    printed = answer(run([sys.executable, "-W", "ignore", "-c", "".join(programs)]))
+    text, vectors = continued(PROMPT, 5), [[2, 0, 0], [0, 2, 0]]  # of two unknown words, and of "good"
+    assert printed.splitlines() == ["[[2. 0. 0.]", " [0. 2. 0.]]", text, "[2.0, 0.0, 0.0]", "[[4. 0.]", " [0. 4.]]"]
+    commands = re.findall(r"^curl .+'$", page, re.MULTILINE)
+    lines = answer(run(["sh", "-ec", "\n".join(f"{command} -sS --fail -w '\\n'" for command in commands)])).splitlines()
+    embedded, ranked, *others = map(json.loads, lines)
+    assert (embedded, len(ranked)) == (vectors, 2)
+    first, completed, second, reranked = others
+    assert [one["embedding"] for one in (*first["data"], *second["data"])] == [*vectors, vectors[0]]
+    assert completed["choices"][0]["text"] == text
+    assert [one["index"] for one in reranked["results"]] == [one["index"] for one in ranked]
 
 
 def test_models_say_what_they_do(url, stock):

@@ -42,8 +42,9 @@ def bundled(place):
     shown = invoke(export, place / "SST-2", place / "Half", "--repository", place / "models", *options)
     (found,) = json.loads(shown)
     assert found["bundle"] == str(place / "models" / "sst2-1")
-    tiers = json.loads((place / "models" / "sst2-1" / "manifest.json").read_bytes())["tiers"]
-    assert found["latencies"] == {tier["name"]: tier["latencies"] for tier in tiers}
+    manifest = json.loads((place / "models" / "sst2-1" / "manifest.json").read_bytes())
+    assert found["latencies"] == {tier["name"]: tier["latencies"] for tier in manifest["tiers"]}
+    assert found["measures"] == manifest["measures"] != []
     return place
 
 

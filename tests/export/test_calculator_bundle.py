@@ -115,7 +115,9 @@ def test_tables(runs, tmp_path):
     for text in ("6,211 parameters", "2.23", scores, "from a slip in its code"):
         assert text in " ".join(shown.split())
     shown = invoke(export, runs / "calculator-gate", "--repository", tmp_path, "--no-measure")
-    assert "largest difference to torch" in " ".join(shown.split())
+    shown = " ".join(shown.split())
+    assert "largest difference to torch" in shown
+    assert "calculator-gate-1, measured" in shown
     manifest, recorded = Bundle.open(tmp_path / "calculator-gate-1").manifest, runs / "calculator-gate" / "metrics.json"
     assert manifest.measures == msgspec.json.decode(recorded.read_bytes(), type=RunMetrics).measures
     assert {type(one) for one in manifest.tiers[0].latencies} == {PredictedLatency}

@@ -39,8 +39,18 @@ def test_the_card_of_a_bundle_says_what_the_manifest_says(tmp_path):
 
 def test_tasks_have_the_names_of_the_hub():
     assert hub.ModelCard(bundle_card(text_pair_model.manifest())).data.pipeline_tag == "text-ranking"
-    for task, tag in (("sentence-embedding", "feature-extraction"), ("SQuAD", "question-answering"), ("SST-2", None)):
-        config = RunConfig("encoder", {"task": task}, ORIGIN)
+    vit, bert = {"architecture": "vit"}, {"architecture": "bert"}
+    for arguments, tag in (
+        ({"transformer": bert, "embedding": {"normalize": True}}, "feature-extraction"),
+        ({"transformer": bert, "labels": []}, "question-answering"),
+        ({"task": "SST-2", "transformer": bert, "labels": ["negative", "positive"]}, "text-classification"),
+        ({"task": "STS-B", "transformer": bert, "labels": ["score"]}, "text-classification"),
+        ({"transformer": bert, "labels": ["score"], "pair": True}, "text-ranking"),
+        ({"transformer": bert, "labels": ["O", "B-PER"], "per_token": True}, "token-classification"),
+        ({"task": "digits", "transformer": vit, "labels": ["0", "1"]}, "image-classification"),
+        ({"function": "linear"}, None),
+    ):
+        config = RunConfig("encoder", arguments, ORIGIN)
         measures = (Measure(metric="f1", split="holdout", value=0.5, n=4),)
         card = hub.ModelCard(run_card("one", config, RunMetrics(1234, 1, 1, 1.0, measures)))
         assert card.data.pipeline_tag == tag

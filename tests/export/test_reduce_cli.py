@@ -22,9 +22,11 @@ from export.data.tokens import Encoded
 from export.errors import DataError, PlanError, ReductionError
 from export.finetune.models import open_model, open_tuned
 from export.models.transformer import LayerShape
+from export.reduce.options import reduction_progress
 from export.reduce.run import open_source
 from export.reduce.target import LATENCIES
 from export.training.runs import CONFIG
+from tests.support.commands import progress_line
 from tests.support.task_data import finished, invoke
 
 
@@ -83,6 +85,20 @@ def test_a_reduction_prints_lines_when_piped(first):
     lines = first.stderr.splitlines()
     shown = re.compile(r"times of the options: \d+ of \d+, 0:00:\d\d(, about 0:00:\d\d left)?")
     assert any(shown.fullmatch(line) for line in lines)
+
+
+def test_lines_name_the_stage_that_works(monkeypatch, capsys):
+    monkeypatch.setattr(output, "LINE_SECONDS", 0.02)
+    with reduction_progress() as (on_progress, _):
+        for stage, done, total, shown in (
+            ("data", 0, 1, "preparing the data: 0 of 1"),
+            ("times", 0, 1, "times of the options: 0 of 1"),
+            ("losses", 1, 2, "trying each option: 1 of 2"),  # no option was timed, as for a board
+            ("losses", 2, 2, "reducing layers: 0:0"),
+            ("layers", 2, 2, "reducing layers: 2 of 2"),
+        ):
+            on_progress(stage, done, total)
+            assert progress_line(capsys).startswith(shown)
 
 
 def test_a_speedup_far_below_the_planned_one_is_remarked_on(place, first, tmp_path):

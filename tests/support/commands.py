@@ -5,6 +5,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -75,3 +76,12 @@ def mistake(*arguments, code=2):
         cli.main([*map(str, arguments)], standalone_mode=False)
     assert caught.value.exit_code == code
     return str(caught.value)
+
+
+def progress_line(capsys):
+    """Return the second line of progress from now: the first may be of an earlier state."""
+    lines = []
+    while len(lines) < 2:
+        time.sleep(0.01)
+        lines += capsys.readouterr().err.splitlines()
+    return lines[-1]
