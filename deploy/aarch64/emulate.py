@@ -265,7 +265,7 @@ def _tensors(package: Any, request: dict[str, Array]) -> list[Any]:
 
 def _outputs(bundle: Bundle, result: Any) -> dict[str, Array]:
     postprocess = bundle.manifest.postprocess
-    specs = [*bundle.manifest.outputs, *([postprocess.result] if postprocess else [])]
+    specs = [*bundle.manifest.outputs, *(postprocess.results if postprocess else ())]
     return {spec.name: result.as_numpy(spec.name) for spec in specs}
 
 

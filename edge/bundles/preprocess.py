@@ -16,6 +16,7 @@ from edge.bundles.manifest import Manifest
 from edge.bundles.programs import GenerateProgram
 from edge.bundles.steps import (
     ArithmeticPreprocess,
+    BoxPostprocess,
     ExpressionPreprocess,
     ImagePreprocess,
     LabelPostprocess,
@@ -252,10 +253,10 @@ class Postprocessor(NamedTuple):
 def postprocessors(manifest: Manifest) -> tuple[Postprocessor, ...]:
     """Return the postprocessors that a manifest describes: none, that of a score, or of a label and probabilities.
 
-    A graph's own output of the name ``probabilities`` stays as it is.
+    A graph's own output of the name ``probabilities`` stays as it is. Boxes are not computed of logits alone.
     """
     config = manifest.postprocess
-    if config is None:
+    if config is None or isinstance(config, BoxPostprocess):
         return ()
     answer = Postprocessor(config.result, config.logits, config.answer())
     outputs = (config.output, *(spec.name for spec in manifest.outputs))
@@ -263,6 +264,13 @@ def postprocessors(manifest: Manifest) -> tuple[Postprocessor, ...]:
         return (answer,)
     spec = TensorSpec(PROBABILITIES, "FP32", config.shape)
     return (answer, Postprocessor(spec, config.logits, softmax))
+
+
+def made_outputs(manifest: Manifest) -> tuple[TensorSpec, ...]:
+    """Return the outputs that are made of those of the graph."""
+    if isinstance(manifest.postprocess, BoxPostprocess):
+        return manifest.postprocess.results
+    return tuple(made.output for made in postprocessors(manifest))
 
 
 def softmax(logits: Array) -> Array:

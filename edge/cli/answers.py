@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import numpy as np
 from edge.cli.output import print_json, print_table, remark
 from edge.datatypes import Array
 from edge.errors import ServerRefused, printable
-from edge.protocol import PROBABILITIES
+from edge.protocol import BOX_PREFIXES, PROBABILITIES
 
 if TYPE_CHECKING:
     from edge.client import Client, InferRequest, InferResult
@@ -57,10 +57,12 @@ def print_answer(
         "prompt" if name in result.outputs else name: column for name, column in columns.items() if column
     }
     shown: dict[str, list[Any]] = {name: [_brief(value) for value in values] for name, values in plain.items()}
+    if labels is None:
+        labels = _boxes(result.outputs)
     if labels:  # a line for each
         rows = [row for row, of_row in enumerate(labels) for _ in of_row]
         texts = {name: [column[row] for row in rows] for name, column in texts.items()}
-        shown = {key: [label[key] for of_row in labels for label in of_row] for key in ("label", "probability")}
+        shown = {key: [label[key] for of_row in labels for label in of_row] for key in labels[0][0]}
     sent = columns.get("text", ())
     if sent and _labels_words(result.outputs, len(sent)):
         print_table(title, ["text", "word", "label", "probability"], _words(sent, result.outputs))
@@ -79,6 +81,35 @@ def labels_of(ranked: Array) -> list[list[dict[str, Any]]]:
     """
     rows = [[text.decode(errors="backslashreplace").split(":", 2) for text in row] for row in np.atleast_2d(ranked)]
     return [[{"label": parts[-1], "probability": float(parts[0])} for parts in row] for row in rows]
+
+
+def box_prefix(outputs: Collection[str]) -> str | None:
+    """Return what the names of a detector's outputs begin with; None if these outputs are not those of one."""
+    wanted = ((prefix, {f"{prefix}{name}" for name in ("boxes", "scores", "classes")}) for prefix in BOX_PREFIXES)
+    return next((prefix for prefix, names in wanted if names <= {*outputs}), None)
+
+
+def _boxes(outputs: Mapping[str, Array]) -> list[list[dict[str, Any]]] | None:
+    """Return the boxes of each picture, one without values for a picture that has none.
+
+    None if the outputs are not those of a detector.
+    """
+    if (prefix := box_prefix(outputs)) is None:
+        return None
+    boxes, scores, classes = (outputs[f"{prefix}{name}"] for name in ("boxes", "scores", "classes"))
+    labels = _plain(outputs.get(f"{prefix}labels", _EMPTY))
+    columns = [labels] if labels.shape == classes.shape else []
+    keys = [*["label"] * len(columns), "class", "score", "x1", "y1", "x2", "y2"]
+    fits = classes.ndim == 2 and scores.shape == classes.shape and boxes.shape == (*classes.shape, 4)
+    if not fits or not len(classes) or not np.isfinite(boxes).all():
+        return None
+    pictures = []
+    for row, kept in enumerate(classes >= 0):  # the others fill rows with fewer boxes
+        values = [column[row, kept].tolist() for column in (*columns, classes, scores)]
+        corners = np.rint(boxes[row, kept]).astype(np.int64).T.tolist()
+        lines = zip(*values, *corners, strict=True)
+        pictures.append([dict(zip(keys, line, strict=True)) for line in lines] or [dict.fromkeys(keys)])
+    return pictures
 
 
 def print_stream(client: Client, request: InferRequest, timeout_seconds: float) -> None:

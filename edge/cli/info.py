@@ -12,7 +12,7 @@ from edge.bench.layer_latencies import PREDICTION
 from edge.bundles import manifest as manifests
 from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import Latency, Manifest, PredictedLatency
-from edge.bundles.preprocess import postprocessors
+from edge.bundles.preprocess import made_outputs
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
 from edge.bundles.steps import ImagePreprocess
 from edge.cli.options import PATH, connection_options
@@ -63,7 +63,7 @@ def _bundle(path: Path, manifest: Manifest) -> None:
         (f"{'image' if image else 'text'} for inputs", manifest.preprocess.inputs if manifest.preprocess else ()),
         ("input", manifest.inputs),
         ("output", manifest.outputs),
-        ("made of outputs", [made.output for made in postprocessors(manifest)]),
+        ("made of outputs", made_outputs(manifest)),
     ]
     tiers: list[list[object]] = []
     for tier in manifest.tiers:

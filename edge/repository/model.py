@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from edge.bundles.boxes import Picture
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import Role
 from edge.bundles.golden import check_outputs
+from edge.bundles.image import ImagePreprocessor
 from edge.bundles.manifest import Serving
-from edge.bundles.preprocess import GoOn, always, postprocessors, preprocessor
+from edge.bundles.preprocess import GoOn, always, made_outputs, postprocessors, preprocessor
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadBase, HeadProgram, LoopProgram
-from edge.bundles.steps import LabelPostprocess
+from edge.bundles.steps import MOST_BOXES, BoxPostprocess, LabelPostprocess
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Raw
 from edge.programs.backward_head import LogitHead
@@ -23,6 +25,7 @@ from edge.programs.loop import Loop, limits_of
 from edge.programs.program import AUTO, AppliedHead, IterativeProgram, Options
 from edge.programs.sampling import sampling_of
 from edge.programs.tier_program import golden_options, program_of
+from edge.protocol import TOP_K
 from edge.runtimes.build import Loaded
 from edge.scheduling.batching import BatchAssembler, nonfinite, within
 from edge.scheduling.job import UseCount
@@ -35,6 +38,13 @@ _MEASURED_RUNS = 3
 Shapes = Mapping[str, tuple[int, ...]]
 #: A head is trained for an alpha of 1; much larger ones only make infinities.
 _MOST_ALPHA = 1000
+
+
+class Inputs(NamedTuple):
+    """The inputs of a graph, and before boxes the contexts of its rows: the pictures."""
+
+    tensors: dict[str, Array]
+    contexts: Sequence[Picture] = ()
 
 
 class Model:
@@ -51,6 +61,7 @@ class Model:
         on_request: those of them that are sent only to clients that ask for them.
         by_token: those of them that have a value for each token.
         derived: computes further outputs, such as a label, a score or probabilities, by name.
+        boxes: the step that makes boxes of logits and pictures; None if the model is not a detector.
         labels: the names of the classes by the outputs that have a column for each.
         largest: the limit of the numbers' size, by the inputs that have one.
         optional: the inputs of which a client chooses one or the other.
@@ -91,7 +102,8 @@ class Model:
         if isinstance(label, LabelPostprocess):
             self.labels = {name: label.labels for name in (label.logits, *self.derived) if name != label.output}
         texts, computed = (self.step.inputs, self.step.graph_inputs) if self.step else ((), ())
-        made = [made.output for made in self.derived.values()]
+        self.boxes = label if isinstance(label, BoxPostprocess) else None
+        made = made_outputs(bundle.manifest)
         self.inputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*texts, *bundle.manifest.inputs)}
         self.outputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*bundle.manifest.outputs, *made)}
         self.by_token: tuple[str, ...] = ()
@@ -213,21 +225,26 @@ class Model:
                     raise self._invalid(f"input {sent[0]!r}", given, f"at most {most}", "Split the request.")
         return rows
 
-    def prepare(self, arrays: Mapping[str, Array], go_on: GoOn = always) -> dict[str, Array]:
+    def prepare(self, arrays: Mapping[str, Array], go_on: GoOn = always) -> Inputs:
         """Return the inputs of the graph for tensors whose shapes were checked; on any thread.
 
         Raises:
             InvalidRequest: a text or an image cannot be read, its tokens are outside the profile, or values are wrong.
         """
         inputs, step = dict(arrays), self.step
+        contexts: Sequence[Picture] = ()
         if step and step.inputs[0].name in inputs:
-            computed = step(*(inputs.pop(spec.name) for spec in step.inputs), go_on=go_on)
+            sent = [inputs.pop(spec.name) for spec in step.inputs]
+            if self.boxes and isinstance(step, ImagePreprocessor):
+                computed, contexts = step.placed(*sent, go_on=go_on)
+            else:
+                computed = step(*sent, go_on=go_on)
             for name, array in computed.items():
                 self._check_profile(name, array.shape)
             inputs |= computed
         if error := self.wrong_values(inputs):
             raise error
-        return inputs
+        return Inputs(inputs, contexts)
 
     def _check_profile(self, name: str, shape: tuple[int, ...]) -> None:
         profile = self.manifest.profile.get(name)
@@ -296,6 +313,12 @@ class Model:
         program, options = self.manifest.program, Options(self.full_tier)
         if loop and not isinstance(program, LoopProgram):
             raise self._superfluous(loop, "none: the model is not a loop")
+        if self.boxes:
+            most = text.get(TOP_K, 1)
+            if not 1 <= most <= MOST_BOXES:
+                fix = f"{self.boxes.top_k} is the default."
+                raise self._invalid(f"parameter {TOP_K!r}", most, f"1 to {MOST_BOXES}", fix)
+            text = {name: value for name, value in text.items() if name != TOP_K}
         if text and not isinstance(program, GenerateProgram):
             raise self._superfluous(text, "none: the model generates no text")
         if isinstance(program, LoopProgram) and loop:

@@ -102,7 +102,8 @@ class BodyEncoder(Encoder):
             return True
         outputs, derived = answer.outputs, form.model.derived
         names = [name for name in form.output_names if not self._binary(name)]
-        written = {name: outputs[name if name in outputs else derived[name].reads] for name in names}
+        sources = {name: derived[name].reads if name in derived else name for name in names}
+        written = {name: outputs[source] for name, source in sources.items() if source in outputs}  # boxes are few
         return byte_size(written) > _INLINE_TENSOR_BYTES
 
     def encode(self, response: InferResponse) -> tuple[bytes, int | None]:

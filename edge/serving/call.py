@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
+from edge.bundles import boxes
 from edge.datatypes import DATATYPES, WIRE_TYPES, Array, datatype_of
 from edge.errors import InvalidRequest, Raw, RunnerError
 from edge.instruments.logs import NonfiniteWarnings
@@ -18,7 +19,17 @@ from edge.pb import inference_pb2 as pb
 from edge.programs.generate import FIRST_TOKEN_NS, LAST_TOKEN_NS, PROMPT_TOKENS
 from edge.programs.loop import RESIDUAL
 from edge.programs.program import TIER, TOKENS
-from edge.protocol import BY_BUDGET, BY_DEADLINE, BY_LENGTH, BY_STOP, BY_TOLERANCE, LOOPS, STOPPED, STREAM_PARTIAL
+from edge.protocol import (
+    BY_BUDGET,
+    BY_DEADLINE,
+    BY_LENGTH,
+    BY_STOP,
+    BY_TOLERANCE,
+    LOOPS,
+    STOPPED,
+    STREAM_PARTIAL,
+    TOP_K,
+)
 from edge.repository.model import Model
 from edge.scheduling.job import MOST_PARTIAL_ANSWERS, Job, JobResult
 from edge.scheduling.tier_selection import PINNED
@@ -184,6 +195,15 @@ class ResponseBuilder:
                     raise _no_order(model, name, name)
                 rows = len(outputs[name]) if model.manifest.max_batch_size else 0
                 outputs[name] = largest_classes(outputs[name], count, model.labels.get(name, ()), rows)
+        step = model.boxes
+        if step and form.contexts and any(spec.name in names for spec in step.results):
+            for name in step.reads:
+                if name in answer.nonfinite:
+                    raise _no_order(model, step.boxes, name)
+            threshold = step.threshold if form.parameters.threshold is None else form.parameters.threshold
+            top_k = form.parameters.text.get(TOP_K, step.top_k)
+            logits, shares = (outputs[name] for name in step.reads)
+            outputs = {**outputs, **boxes.extract(step, logits, shares, form.contexts, threshold, top_k)}
         return InferResponse(model, request_id, {name: outputs[name] for name in names}, regions, parameters)
 
 
@@ -191,7 +211,7 @@ def _no_order(model: Model, name: str, reads: str) -> RunnerError:
     return RunnerError(
         f"output {name!r} of {model.name!r}",
         given=Raw(f"a NaN or an infinity in {reads!r}"),
-        expected="finite logits to choose a label from",
+        expected="finite logits to choose from",
         fix=f"Request {reads!r} alone to see them; usual causes are inputs out of range and FP16.",
     )
 
@@ -220,9 +240,11 @@ class Encoder:
 
     def slow(self, form: Form, answer: JobResult) -> bool:
         """Return whether :meth:`encode` takes milliseconds, so that no event loop may call it."""
+        outputs, derived = answer.outputs, form.model.derived
+        if form.contexts and form.model.boxes:
+            return sum(outputs[name].size for name in form.model.boxes.reads) > _INLINE_ELEMENTS
         if not form.texts:
             return False
-        outputs, derived = answer.outputs, form.model.derived
         sizes = [array.size for array in outputs.values() if array.dtype.kind == "O"]
         sizes += [outputs[label.reads].size for label in derived.values() if label.output.datatype == "BYTES"]
         sizes += [outputs[name if name in outputs else derived[name].reads].size for name in form.classes]

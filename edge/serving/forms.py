@@ -7,12 +7,14 @@ from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
+from edge.bundles.boxes import Picture
 from edge.bundles.preprocess import GoOn, always
 from edge.datatypes import WIRE_TYPES, Array
 from edge.datatypes import byte_size as tensor_bytes
-from edge.errors import ModelNotReady, RequestError
+from edge.errors import InvalidRequest, ModelNotReady, Raw, RequestError
 from edge.pb import inference_pb2 as pb
 from edge.programs.program import Options
+from edge.protocol import THRESHOLD, TOP_K
 from edge.repository.entry import Entry
 from edge.repository.model import Model
 from edge.repository.repository import Repository
@@ -57,6 +59,7 @@ class Form(NamedTuple):
     size: int = 1  # what the time of its run grows with
     size_bytes: int = 0
     shapes: Hashable = ()  # the key that requests of one run share
+    contexts: Sequence[Picture] = ()  # of the rows, before boxes
 
     def inputs(self, contents: Sequence[bytes]) -> dict[str, Array] | None:
         """Return the inputs in raw contents, without a copy; None where a validation has to say what is wrong."""
@@ -99,10 +102,15 @@ class Draft(NamedTuple):
         ``go_on`` is called before each part that takes long, and raises an error if the client has gone.
         """
         model = self.form.model
-        inputs = model.prepare({name: tensor.decode() for name, tensor in self.sent.items()}, go_on)
+        inputs, contexts = model.prepare({name: tensor.decode() for name, tensor in self.sent.items()}, go_on)
         assembler = model.executors[model.full_tier].assembler
-        size, size_bytes = assembler.size(inputs), byte_size(inputs) + self.message_bytes
-        return Prepared(self.form._replace(size=size, size_bytes=size_bytes, shapes=assembler.key(inputs)), inputs)
+        form = self.form._replace(
+            size=assembler.size(inputs),
+            size_bytes=byte_size(inputs) + self.message_bytes,
+            shapes=assembler.key(inputs),
+            contexts=contexts,
+        )
+        return Prepared(form, inputs)
 
     def unprepared(self) -> Form:
         """Return the form with the bytes that the request holds until it is prepared."""
@@ -160,6 +168,8 @@ class Forms:
         }
         sent = sent_inputs(request.inputs, contents, model.inputs, self._shared_memory)
         rows = model.check_shapes({name: tensor.shape for name, tensor in sent.items()})
+        if model.boxes or parameters.threshold is not None:
+            names = _with_boxes(model, names, classes, [output.name for output in request.outputs], sent, parameters)
         slow = _is_slow(model, sent)
         tensors: tuple[_Tensor, ...] | None = None
         if key and not regions and not slow:
@@ -205,6 +215,40 @@ def _keep(forms: dict[bytes, T], key: bytes, form: T) -> None:
     if len(forms) >= _MAX_FORMS:
         forms.clear()
     forms[key] = form
+
+
+def _with_boxes(
+    model: Model,
+    names: list[str],
+    classes: Mapping[str, int],
+    requested: Sequence[str],
+    sent: Collection[str],
+    parameters: Parameters,
+) -> list[str]:
+    """Return the outputs to send: without any ``requested``, boxes in pictures, and the graph's own for pixels.
+
+    Raise an InvalidRequest for boxes of pixels, whose picture has no known size, for ranked boxes, and for parameters
+    of boxes where there are none.
+    """
+    made = [spec.name for spec in model.boxes.results] if model.boxes else []
+    pictures = [spec.name for spec in model.step.inputs] if model.step else []
+    is_picture = bool(made) and pictures[0] in sent
+    if not requested:
+        names = [name for name in names if (name in made) == is_picture]
+    found = [name for name in names if name in made]
+    if found and not is_picture:
+        subject, fix = f"output {found[0]!r} of {model.name!r}", "Send pictures, or leave the output out."
+        raise InvalidRequest(subject, given=Raw("pixels"), expected=f"{pictures[0]!r}", fix=fix)
+    for name in found:
+        if name in classes:
+            subject, fix = f"classes of output {name!r} of {model.name!r}", f"Send the parameter {TOP_K!r}."
+            raise InvalidRequest(subject, given=classes[name], expected="none: boxes are ranked", fix=fix)
+    of_boxes = {THRESHOLD: parameters.threshold, TOP_K: parameters.text.get(TOP_K) if model.boxes else None}
+    for name, value in of_boxes.items():
+        if value is not None and not found:
+            subject, expected = f"parameter {name!r} of {model.name!r}", "none: the request gets no boxes"
+            raise InvalidRequest(subject, given=value, expected=expected, fix="Leave it out.")
+    return names
 
 
 def take(model: Model) -> None:

@@ -12,6 +12,7 @@ from typing import Final
 from edge.bundles.manifest import Manifest, Measure, Provenance
 from edge.bundles.programs import GenerateProgram
 from edge.bundles.steps import (
+    BoxPostprocess,
     ImagePreprocess,
     LabelPostprocess,
     ScorePostprocess,
@@ -26,7 +27,7 @@ from export.training.runs import RunConfig, RunMetrics
 _HUB_TASKS: Final = {"sentence-embedding": "feature-extraction", "SQuAD": "question-answering"}
 _HUB_NAMES: Final = (
     *("feature-extraction", "question-answering", "text-classification", "token-classification", "text-generation"),
-    *("text-ranking", "image-classification"),
+    *("text-ranking", "image-classification", "object-detection"),
 )
 
 
@@ -118,6 +119,8 @@ def _task_of(manifest: Manifest) -> str:
         return "text-generation"
     if isinstance(before, ImagePreprocess) and isinstance(after, LabelPostprocess):
         return "image-classification"
+    if isinstance(after, BoxPostprocess):
+        return "object-detection"
     if not isinstance(before, TokenizerPreprocess):
         return ""
     kinds = {LabelPostprocess: "text-classification", TokenLabelPostprocess: "token-classification"}

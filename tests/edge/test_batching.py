@@ -109,7 +109,7 @@ def test_rows_that_padding_adds_are_in_no_statistic(scheduler, text_model):
 )
 def test_only_the_culprit_of_a_run_fails(scheduler, text_model, culprit, kind):
     executor, statistics = text_model.executors["full"], ModelStatistics()
-    good = [text_model.prepare(texts(row)) for row in ("good", "bad bad", "fine")]
+    good = [text_model.prepare(texts(row)).tensors for row in ("good", "bad bad", "fine")]
     with occupied(scheduler):
         jobs = [submitted(scheduler, Awaited(executor, feed, 1, statistics=statistics)) for feed in (*good, culprit)]
         jobs.append(submitted(scheduler, Awaited(executor, good[0], 1, statistics=statistics)))

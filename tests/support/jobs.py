@@ -47,7 +47,9 @@ class Feeds(NamedTuple):
 
 
 def prepared(model, arrays):
-    return Feeds(model.check_shapes({name: array.shape for name, array in arrays.items()}), model.prepare(arrays))
+    return Feeds(
+        model.check_shapes({name: array.shape for name, array in arrays.items()}), model.prepare(arrays).tensors
+    )
 
 
 class Awaited(Job):
