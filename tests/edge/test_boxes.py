@@ -29,7 +29,7 @@ from tests.support.detector_model import (
 from tests.support.image_model import encoded, picture
 from tests.support.sample_requests import column, triton_input
 
-PICTURES = [picture(30, 20, seed=5), picture(7, 40, seed=7)]
+PICTURES = [picture(32, 20, seed=6), picture(10, 40, seed=4)]  # whose sides are whole in a letterbox of 8 pixels
 FILES = [encoded(PICTURES[0]), encoded(PICTURES[1], "JPEG", quality=95)]
 REQUESTED = ("boxes", "scores", "classes", "labels")
 

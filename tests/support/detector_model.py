@@ -64,7 +64,7 @@ def graph():
 
 
 def searched(logits, shares, size, *, softmax=False, threshold=0.5, top_k=100):
-    """Return score, class and corners of each box in one picture that fills a letterbox, the likeliest first.
+    """Return score, class and corners of each box in one picture in a letterbox, the likeliest first.
 
     A search of all pairs of query and class, in Python's numbers.
     """
