@@ -46,20 +46,23 @@ def outputs(pixels):
     return logits.reshape(-1, QUERIES, len(LABELS)), 1 / (1 + np.exp(-places.reshape(-1, QUERIES, 4)))
 
 
-def graph():
-    """Return the graph; of pixels that are all 0, the logits are NaN."""
+def graph(logits="logits", boxes="pred_boxes", function="Identity", scale=1):
+    """Return the graph, with a function of the logits and a factor of the boxes; of pixels of 0, the logits are NaN."""
     return graph_of(
         f"""finder (float[batch, 3, {SIZE}, {SIZE}] pixels) =>
-            (float[batch, {QUERIES}, {len(LABELS)}] logits, float[batch, {QUERIES}, 4] pred_boxes) {{
+            (float[batch, {QUERIES}, {len(LABELS)}] {logits}, float[batch, {QUERIES}, 4] {boxes}) {{
             flat = Flatten<axis = 1>(pixels)
             sums = ReduceL1<axes = [1]>(flat)  ones = Div(sums, sums)
-            weighted = MatMul(flat, for_logits)  sure = Mul(weighted, ones)  logits = Reshape(sure, of_logits)
-            placed = MatMul(flat, for_boxes)  places = Reshape(placed, of_boxes)  pred_boxes = Sigmoid(places)
+            weighted = MatMul(flat, for_logits)  sure = Mul(weighted, ones)
+            shaped = Reshape(sure, of_logits)  {logits} = {function}(shaped)
+            placed = MatMul(flat, for_boxes)  places = Reshape(placed, of_boxes)
+            shares = Sigmoid(places)  {boxes} = Mul(shares, scale)
         }}""",
         for_logits=_WEIGHTS[0],
         for_boxes=_WEIGHTS[1],
         of_logits=np.array([-1, QUERIES, len(LABELS)]),
         of_boxes=np.array([-1, QUERIES, 4]),
+        scale=np.array(scale, np.float32),
     )
 
 
