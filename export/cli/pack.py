@@ -67,7 +67,11 @@ _PATH = click.Path(path_type=Path)
     help="The model is a detector of this family: with --image, clients get boxes, scores and classes.",
 )
 @click.option("--threshold", type=FloatRange(0, 1), help="Score that boxes exceed by default.  [default: 0.5]")
-@click.option("--top-k", type=click.IntRange(1, MOST_BOXES), help="Most boxes of a picture by default.  [default: 100]")
+@click.option(
+    "--top-k",
+    type=click.IntRange(1, MOST_BOXES),
+    help="Most boxes of a picture by default.  [default: the queries of the model]",
+)
 @click.option(
     "--tokenizer",
     type=_PATH,

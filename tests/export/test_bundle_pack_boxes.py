@@ -15,7 +15,7 @@ from edge.launch import running_server
 from edge.runtimes.tensorrt.build import compile_onnx
 from export.importing.image_processor import read_image_processor
 from tests.support.commands import shown
-from tests.support.detector_model import LABELS, SIZE, graph
+from tests.support.detector_model import LABELS, QUERIES, SIZE, graph
 from tests.support.image_model import encoded, picture
 from tests.support.marks import with_rtx, with_transformers
 from tests.support.models import serialized
@@ -49,7 +49,13 @@ def rt_detr(transformers):
         backbone_config=backbone, num_queries=12, num_labels=3, num_denoising=0, **sizes, **channels
     )
     model = transformers.RTDetrForObjectDetection(config)
-    torch.nn.init.normal_(model.model.decoder.class_embed[-1].weight, std=2)
+    torch.nn.init.normal_(model.model.decoder.class_embed[-1].weight, std=0.7)
+    torch.nn.init.normal_(model.model.decoder.bbox_embed[-1].layers[-1].weight, std=0.7)
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = 1  # or the features of small random weights would be nearly 0
+    with torch.no_grad():
+        model.train()(torch.rand(2, 3, SIDE, SIDE))
     size = {"height": SIDE, "width": SIDE}
     return model, transformers.RTDetrImageProcessorPil(size=size)
 
@@ -62,27 +68,31 @@ def yolos(transformers):
     model = transformers.YolosForObjectDetection(config)
     model.set_attn_implementation("eager")
     torch.nn.init.normal_(model.vit.embeddings.detection_tokens)  # zeros are 30 equal queries
-    for layer in model.class_labels_classifier.layers:
-        torch.nn.init.normal_(layer.weight, std=1)
+    for head in (model.class_labels_classifier, model.bbox_predictor):
+        for layer in head.layers:
+            torch.nn.init.normal_(layer.weight, std=0.4)
     letterbox = {"max_height": SIDE, "max_width": SIDE}
     processor = transformers.YolosImageProcessorPil(pad_size={"height": SIDE, "width": SIDE})
     processor.size = letterbox  # its constructor takes other sizes alone
     return model, processor
 
 
-@pytest.fixture(scope="module", params=[rt_detr, yolos], ids=["rt-detr", "yolos"])
+DETECTORS = {"rt-detr": rt_detr, "yolos": yolos}
+
+
+@pytest.fixture(scope="module", params=DETECTORS)
 def detector(request, tmp_path_factory):
     """A random detector of transformers, its image processor, and the bundle that is packed of its export."""
     transformers = pytest.importorskip("transformers")
     directory = tmp_path_factory.mktemp("detector")
     torch.manual_seed(0)
-    model, processor = request.param(transformers)
+    model, processor = DETECTORS[request.param](transformers)
     processor.save_pretrained(directory)
     names = {name: {0: "batch"} for name in ("pixel_values", "logits", "pred_boxes")}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            _Outputs(model.eval()),
+            _Outputs(model).eval(),
             (torch.rand(2, 3, SIDE, SIDE),),
             directory / "model.onnx",
             input_names=["pixel_values"],
@@ -93,7 +103,7 @@ def detector(request, tmp_path_factory):
         )
     write(directory / "labels.txt", "\n".join(LABELS).encode())
     options = ("--image", directory / "preprocessor_config.json", "--labels", directory / "labels.txt")
-    written = packed(directory / "model.onnx", "--detect", request.node.callspec.id, "--threshold", 0.4, *options)
+    written = packed(directory / "model.onnx", "--detect", request.param, "--threshold", 0.4, *options)
     assert written["only_onnxruntime"] == ""
     return model, processor, Bundle.open(written["bundle"])
 
@@ -158,6 +168,7 @@ def test_a_detector_without_labels(tmp_path, image):
     path = write(tmp_path / "model.onnx", serialized(graph()))
     step = Bundle.open(packed(path, "--detect", "detr", *image)["bundle"]).manifest.postprocess
     assert (step.activation, step.label, len(step.results)) == ("softmax", None, 3)
+    assert (step.threshold, step.top_k) == (0.5, QUERIES)
 
 
 def test_files_and_options_that_make_no_detector(tmp_path, image):

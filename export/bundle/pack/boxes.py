@@ -9,7 +9,7 @@ from typing import Final, Literal
 from msgspec.structs import replace
 
 from edge.bundles.golden import Golden
-from edge.bundles.steps import BoxPostprocess
+from edge.bundles.steps import MOST_BOXES, BoxPostprocess
 from edge.datatypes import TensorSpec
 from edge.errors import Raw, UsageError
 from edge.protocol import BOX_PREFIXES
@@ -59,7 +59,7 @@ def boxes_step(options: PackOptions, outputs: Sequence[TensorSpec], model: Path)
     names = [f"{prefix}{{}}" for prefix in BOX_PREFIXES]
     made, taken = ("boxes", "scores", "classes", "labels"), {spec.name for spec in outputs}
     name = next(one for one in names if taken.isdisjoint(map(one.format, made)))
-    step = BoxPostprocess(
+    return BoxPostprocess(
         logits=logits,
         shares=shares,
         boxes=name.format("boxes"),
@@ -69,12 +69,13 @@ def boxes_step(options: PackOptions, outputs: Sequence[TensorSpec], model: Path)
         label=name.format("labels") if labels else None,
         labels=labels,
     )
-    limits = {"threshold": options.threshold, "top_k": options.top_k}
-    return replace(step, **{field: value for field, value in limits.items() if value is not None})
 
 
-def check_values(step: BoxPostprocess, golden: Golden, model: Path) -> None:
-    """Raise a UsageError if golden outputs are boxes in pixels, or scores in place of logits."""
+def with_limits(step: BoxPostprocess, options: PackOptions, golden: Golden, model: Path) -> BoxPostprocess:
+    """Return the step with the limits of the options; without one, as many boxes as there are queries.
+
+    Raise a UsageError if golden outputs are boxes in pixels, or scores in place of logits.
+    """
     logits, shares = (golden.outputs[name] for name in step.reads)
     if abs(shares).max() > _MOST_SHARE:
         given = Raw(f"values up to {abs(shares).max():.4g}")
@@ -83,3 +84,5 @@ def check_values(step: BoxPostprocess, golden: Golden, model: Path) -> None:
     if logits.min() >= 0 and logits.max() <= 1:
         given, expected = Raw("values from 0 to 1 alone"), f"logits, before the {step.activation}"
         raise UsageError(f"output {step.logits!r} of {model}", given=given, expected=expected, fix=_EXPORT)
+    threshold = step.threshold if options.threshold is None else options.threshold
+    return replace(step, threshold=threshold, top_k=options.top_k or min(logits.shape[1], MOST_BOXES))

@@ -21,7 +21,7 @@ from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.bundle.exportable import Contents, File, write_contents
 from export.bundle.exported import FULL
 from export.bundle.outputs import check_bundle, check_name
-from export.bundle.pack.boxes import boxes_step, check_values
+from export.bundle.pack.boxes import boxes_step, with_limits
 from export.bundle.pack.golden import (
     OutputError,
     check_repeatable,
@@ -142,7 +142,7 @@ def pack_model(
         read_raw = texts.read if texts else partial(read_images, step=image) if image else None
         golden = _golden(runner, path, options.inputs, read_raw, profile, max_batch_size)
         if boxes:
-            check_values(boxes, golden, path)
+            boxes = with_limits(boxes, options, golden, path)
         tolerance = tolerance_of(golden, model.precision)
         check_repeatable(runner, golden, tolerance, max_batch_size, path)
         # Requests never share a run of an INT8 tier, because dynamic quantization depends on the whole run.

@@ -32,7 +32,7 @@ class PackOptions(msgspec.Struct, frozen=True):
         labels: a file with the label of each logit in a line.
         detect: the family of a detector, for clients that get boxes; None for other models.
         threshold: score that boxes exceed, unless a request says otherwise; None for the format's default.
-        top_k: most boxes of a picture, as ``threshold``.
+        top_k: most boxes of a picture, as ``threshold``; None for as many as the model has queries.
         tokenizer: a directory with the ``tokenizer.json`` of a model of token ids, for clients that send texts;
             ``inputs`` and ``calibration`` are then files with a text in each line.
         pooling: what makes one vector of those of the tokens; None where the graph does that, or needs none.
