@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,6 +81,17 @@ def write_triton_model(
     return TritonModel(
         f"{target}", manifest.version, chosen.name, artifact.precision, manifest.max_batch_size, inputs, notes
     )
+
+
+def check_names(bundles: Sequence[Path]) -> None:
+    """Raise a UsageError if two bundles would become the same model, as versions of one do."""
+    known: dict[str, Path] = {}
+    for path in bundles:
+        other = known.setdefault(Bundle.open(path).manifest.name, path)
+        if other != path:
+            given, expected = Raw(f"{other} and {path}"), "bundles of different names: a model has one version here"
+            fix = "Write them one by one, into repositories of their own or with another --name."
+            raise UsageError("BUNDLE", given=given, expected=expected, fix=fix)
 
 
 def _config(manifest: Manifest, artifact: Artifact, name: str) -> pb.ModelConfig:

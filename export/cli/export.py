@@ -170,7 +170,11 @@ def _write_for_triton(
     replace: bool,
     as_json: bool,
 ) -> None:
-    from export.bundle.triton import TritonModel, write_triton_model  # it imports protobuf, which no help needs
+    from export.bundle.triton import (
+        TritonModel,
+        check_names,
+        write_triton_model,
+    )  # it imports protobuf, which no help needs
 
     for option in [option for option, value in others.items() if value]:
         raise UsageError(option, expected="--triton without it", fix="Leave it out: a bundle is written as it is.")
@@ -179,6 +183,7 @@ def _write_for_triton(
         raise UsageError("--name", given=name, expected="one bundle with it", fix=fix)
     if name:
         check_name("--name", name)
+    check_names(bundles)
     written = [write_triton_model(path, repository, name=name, tier=tier, replace=replace) for path in bundles]
     if as_json:
         print_json(written)

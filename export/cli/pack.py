@@ -191,8 +191,9 @@ def _pack_repository(
 ) -> None:
     from export.bundle.pack.triton import pack_repository  # it imports protobuf, which no help needs
 
-    for option, value in (("--version", version - 1), ("--max-batch-size", options.max_batch_size)):
-        if value:
+    others = {"--version": version != 1, "--max-batch-size": options.max_batch_size is not None}
+    for option, is_given in others.items():
+        if is_given:
             fix = "Leave it out: the repository says it."
             raise UsageError(option, expected="--triton without it", fix=fix)
     with _steps(f"packing {directory.name}", total=None) as begin:

@@ -136,7 +136,7 @@ def _check_supported(place: Path, config: ModelConfig) -> None:
         raise CheckpointError(subject, given=given, expected=expected, fix=_pack(place))
     if config.auto_map:
         given, expected = Raw(f"code of its own, {', '.join(config.auto_map)}"), "a model without code"
-        fix = f"Code of a model is never executed here. {PACK}"
+        fix = f"Code of a model is never executed here. {_pack(place)}"
         raise CheckpointError(f"{place / CONFIG} field auto_map", given=given, expected=expected, fix=fix)
 
 

@@ -17,8 +17,8 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 from onnxruntime.transformers.onnx_model import OnnxModel
 from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
-#: What leads from a mean of squares to the normalised tensor.
-_NORMALISING = {"Add", "Sqrt", "Reciprocal", "Div", "Mul", "Pow"}
+#: What leads from a mean or sum of squares to the normalised tensor.
+_NORMALISING = {"Add", "Sqrt", "Clip", "Reciprocal", "Div", "Mul", "Pow"}
 #: What leads from positions to the angles of a rotary embedding: arithmetic, and changes of the first input's shape.
 _COMPUTING, _RESHAPING = {"Mul", "Add", "MatMul", "Concat"}, {"Unsqueeze", "Reshape", "Transpose", "Expand"}
 
@@ -33,9 +33,9 @@ class _Part(NamedTuple):
 def keep_fp32(converted: ModelProto, original: ModelProto) -> None:
     """Move some parts of an FP16 model back to FP32, between casts.
 
-    These are RMS normalisations, the angles of rotary embeddings, and a tanh computed by exponentials. FP16 has no
-    square of a number above 255, rounds an angle above 64 radians to multiples of 1/16, and has three digits for the
-    difference of 1 and almost 1.
+    These are RMS normalisations, divisions by a vector's length, the angles of rotary embeddings, and a tanh computed
+    by exponentials. FP16 has no square of a number above 255, rounds an angle above 64 radians to multiples of 1/16,
+    and has three digits for the difference of 1 and almost 1.
 
     Args:
         original: the same model in FP32, whose constants these parts get.
@@ -55,10 +55,10 @@ def keep_fp32(converted: ModelProto, original: ModelProto) -> None:
 
 
 def _normalisations(graph: GraphProto) -> Iterator[_Part]:
-    """Yield what computes x / sqrt(mean(x²) + epsilon), from the square to the quotient."""
+    """Yield what computes x / sqrt(mean(x²) + epsilon) or x / max(sqrt(sum(x²)), epsilon), from square to quotient."""
     made, readers = links(graph)
     constants = {tensor.name: tensor for tensor in graph.initializer}
-    for mean in [node for node in graph.node if node.op_type == "ReduceMean"]:
+    for mean in [node for node in graph.node if node.op_type in ("ReduceMean", "ReduceSum")]:
         square = made.get(mean.input[0])
         if square is None or not _squares(square, constants):
             continue
@@ -68,7 +68,8 @@ def _normalisations(graph: GraphProto) -> Iterator[_Part]:
             if len(following) != 1 or following[0].op_type not in _NORMALISING:
                 break
             nodes.append(following[0])
-        yield _Part(nodes, read)
+        if mean.op_type == "ReduceMean" or read in nodes[-1].input:
+            yield _Part(nodes, read)
 
 
 def _squares(node: NodeProto, constants: dict[str, TensorProto]) -> bool:

@@ -2,6 +2,7 @@
 
 import shutil
 import warnings
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,10 @@ import onnx
 import openai
 import pytest
 import torch
+from onnx.reference import ReferenceEvaluator
 
 from edge.bundles.bundle import Bundle
+from edge.bundles.preprocess import postprocessors, preprocessor
 from edge.errors import UsageError
 from edge.launch import running_server
 from edge.runtimes.build import load_runner
@@ -21,7 +24,6 @@ from tests.support.imported_directories import change, random_model, write_embed
 from tests.support.marks import with_sentence_transformers, with_transformers
 from tests.support.onnx_graphs import packed, write
 from tests.support.sample_requests import column
-from tests.support.stock_client import served_bundles
 from tests.support.task_data import make_tokenizer
 
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
@@ -106,7 +108,8 @@ def test_files_of_an_embedder(saved, tmp_path):
     shutil.copy(saved / "onnx" / "model.onnx", path)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS[:3]))
     options = ("--tokenizer", saved, "--pooling", "mean", "--normalize", "--max-length", 16, "--fp16", "--int8")
-    written = packed(path, *options, "--inputs", tmp_path / "texts.txt", "--calibration", tmp_path / "texts.txt")
+    options += ("--inputs", tmp_path / "texts.txt")
+    written = packed(path, *options, "--calibration", tmp_path / "texts.txt")
     assert (written["golden"], written["golden_rows"], written["calibration_items"]) == ("texts.txt", 3, 3)
     bundle = Bundle.open(written["bundle"])
     manifest, step = bundle.manifest, bundle.manifest.preprocess
@@ -127,13 +130,36 @@ def words(tmp_path):
     return write(tmp_path / "model.onnx", text_model.model("full"))
 
 
+def test_a_graph_that_has_an_embedding_beside_the_vectors_of_tokens(words, tmp_path):
+    """As Optimum writes it. A text without tokens has a vector of zeros, also in FP16, and bundles' files are taken."""
+    changed(words, with_both)
+    (tmp_path / "texts.txt").write_text("good fine bad\npoor good\n")
+    options = ("--tokenizer", tmp_path, "--max-length", 8, "--inputs", tmp_path / "texts.txt")
+    bundle = Bundle.open(packed(words, *options, "--pooling", "mean", "--normalize", "--fp16")["bundle"])
+    ids, mask = text_model.padded([[2, 4, 3], [5, 2], [0]])
+    mask[2] = 0
+    want = np.array([[1 / 5**0.5, 2 / 5**0.5], [0.5**0.5, 0.5**0.5], [0, 0]])
+    for file in [artifact.file for artifact in bundle.manifest.tiers[0].artifacts]:
+        graph = ReferenceEvaluator(onnx.load_from_string(bundle.read(file)))  # which, unlike a CPU's, computes in FP16
+        (found,) = graph.run(None, {"input_ids": ids, "attention_mask": mask})
+        np.testing.assert_allclose(found, want, atol=2e-3)
+    for name in ("again", "once-more"):
+        again = Bundle.open(packed(write(words, bundle.read("model.onnx")), *options, name=name)["bundle"])
+        np.testing.assert_array_equal(
+            again.golden.outputs["sentence_embedding"], bundle.golden.outputs["sentence_embedding"]
+        )
+        bundle = again
+
+
 def test_a_classifier_keeps_its_logits(words, tmp_path):
     (tmp_path / "labels.txt").write_text("bad\ngood\n")
     options = ("--tokenizer", tmp_path, "--max-length", 8, "--labels", tmp_path / "labels.txt")
     bundle = Bundle.open(packed(words, *options)["bundle"])
     assert ([spec.name for spec in bundle.manifest.outputs], bundle.manifest.space) == (["logits"], None)
-    with served_bundles([bundle.path], tmp_path / "cache") as ask:
-        assert ask("own", {"text": column("good fine bad", "poor")})["label"].ravel().tolist() == [b"good", b"bad"]
+    label, _ = postprocessors(bundle.manifest)
+    with closing(load_runner(bundle, "onnxruntime", tmp_path / "cache").runner) as runner:
+        logits = runner.infer(preprocessor(bundle)(column("good fine bad", "poor")))["logits"]
+    assert label.compute(logits).ravel().tolist() == [b"good", b"bad"]
 
 
 def changed(path, change):
@@ -155,6 +181,15 @@ def of_tokens(model):
     sizes = ["batch", "tokens", "width"]
     vectors = onnx.helper.make_tensor_value_info("last_hidden_state", onnx.TensorProto.FLOAT, sizes)
     model.graph.output.append(vectors)
+
+
+def with_both(model):
+    """Give every token a vector, and keep their sum as the embedding."""
+    *_, tokens, total = model.graph.node
+    tokens.output[0] = total.input[0] = "token_embeddings"
+    total.output[0] = model.graph.output[0].name = "sentence_embedding"
+    sizes = ["batch", "tokens", 2]
+    model.graph.output.append(onnx.helper.make_tensor_value_info("token_embeddings", onnx.TensorProto.FLOAT, sizes))
 
 
 @pytest.mark.parametrize(
@@ -191,6 +226,10 @@ def test_tokenizers_that_do_not_fit(words, tmp_path):
     message = r"tokenizer of 7 tokens for .*: got 6, outside of values from -6 to 5, .*, expected a row .* trained with"
     with pytest.raises(UsageError, match=message):
         packed(words, "--tokenizer", tmp_path, "--max-length", 8)
+    gap = text_model.tokenizer_json().replace(b'"poor":5', b'"poor":9')
+    (tmp_path / "tokenizer.json").write_bytes(gap)
+    with pytest.raises(UsageError, match=r"tokenizer of 6 tokens for .*: got 9, outside of values from -6 to 5"):
+        packed(words, "--tokenizer", tmp_path, "--max-length", 8)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"tokenizer.json: got .*, expected a tokenizer"):
         packed(words, "--tokenizer", tmp_path, "--max-length", 8)
@@ -214,3 +253,9 @@ def test_directories_of_hugging_face_that_have_no_fitting_file(tmp_path):
     change(directory / "config.json", model_type="electra")
     with pytest.raises(CheckpointError, match=r"model_type: got 'electra', .* 'fewheads pack .*dense --n"):
         read_directory(directory)
+    change(directory / "config.json", model_type="bert", auto_map={"AutoModel": "code.Model"})
+    with pytest.raises(CheckpointError, match=r"auto_map: got code of its own, .* 'fewheads pack .*dense --n"):
+        read_directory(directory)
+    write_modules(directory, "Transformer")
+    with pytest.raises(UsageError, match=r"MODEL .*: got a cross-encoder, .*, expected a model of single texts"):
+        packed(directory)

@@ -1,6 +1,7 @@
 """Triton's model repositories from bundles; tests/conformance serves them with a real Triton."""
 
 import json
+import shutil
 
 import pytest
 from google.protobuf import text_format
@@ -80,6 +81,10 @@ def test_bundles_and_options_that_triton_does_not_take(sentiment, tmp_path):
         invoke(export, sentiment, *place, "--artifacts", "onnxruntime")
     with pytest.raises(UsageError, match=r"--name: got 'one', expected one bundle with it"):
         invoke(export, sentiment, tmp_path / "halving-1", *place, "--name", "one")
+    copy = shutil.copytree(sentiment, tmp_path / "sentiment-2")
+    with pytest.raises(UsageError, match=r"BUNDLE: got .*sentiment-1 and .*sentiment-2, expected bundles of different"):
+        invoke(export, sentiment, copy, *place)
+    assert not (tmp_path / "triton").exists()
     with pytest.raises(UsageError, match=r"--tier: got 'full', expected --triton with it. Add --triton"):
         invoke(export, sentiment, *place[1:], "--tier", "full")
     written(tmp_path / "triton", sentiment)

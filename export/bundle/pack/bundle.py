@@ -135,7 +135,9 @@ def pack_model(
         shapes = texts.shapes(max_batch_size) if texts else {}
         profile = profiles(runner.inputs, model.dimensions, max_batch_size, shapes | options.shapes)
         boxes = boxes_step(options, specs[1], path) if options.detect else None
-        labels = label_step(options.labels, specs[1], path) if options.labels and not boxes else None
+        labels = None
+        if options.labels and not boxes:
+            labels = label_step(options.labels, specs[1], path, options.labelled)
         begin("golden outputs")
         if texts:
             texts.check(runner, path)
@@ -163,10 +165,10 @@ def pack_model(
         variants.append(fp16_variant(model, checks))
     if options.int8:
         begin("INT8")
-        if options.calibration is None:
+        if texts:
+            runs = texts.read_alone(options.calibration or options.inputs, golden=options.calibration is None)
+        elif options.calibration is None:
             runs = in_runs(golden.inputs, max_batch_size)
-        elif texts:
-            runs = texts.read_alone(options.calibration)
         elif image:
             runs = in_runs(read_images("--calibration", options.calibration, image)[1], max_batch_size)
         else:

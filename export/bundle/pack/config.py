@@ -48,8 +48,9 @@ class _Known:
 
     def __init__(self, text: str) -> None:
         self.without: dict[str, None] = {}
-        self._tokens, self._kept = text_format.Tokenizer(text.splitlines()), list[str]()
+        self._tokens, self._kept = text_format.Tokenizer(text.split("\n")), list[str]()
         self._fields(pb.ModelConfig.DESCRIPTOR, "")
+        self._take(keep=True)  # nothing, or a bracket too many, which the parser refuses
         self.text = " ".join(self._kept)
 
     def _take(self, keep: bool) -> str:

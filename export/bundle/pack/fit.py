@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from edge.errors import Raw, UsageError
 from edge.pb import inference_pb2 as pb
+from export.bundle.pack.graph import datatype_name
 
 if TYPE_CHECKING:
     from onnx import ModelProto, ValueInfoProto
@@ -44,20 +45,22 @@ def _fit_tensor(
     subject: str,
     path: Path,
 ) -> None:
-    from onnx import TensorProto
-
     from export.bundle.pack.nodes import reshape
 
     fix = f"Correct it, or leave out all inputs and outputs: Triton reads them from {path.name}, too."
     if tensor.name not in known:
         raise UsageError(subject, given=Raw("no tensor of it"), expected=f"one of {path}: {sorted(known)}", fix=fix)
     of_graph = known[tensor.name].type.tensor_type
-    datatype = TensorProto.DataType.Name(of_graph.elem_type)
-    wanted, given = f"TYPE_{_TYPES.get(datatype, datatype)}", pb.DataType.Name(tensor.data_type)
+    datatype = datatype_name(of_graph.elem_type)
+    wanted, types = f"TYPE_{_TYPES.get(datatype, datatype)}", pb.DataType.items()
+    given = next((name for name, number in types if number == tensor.data_type), f"{tensor.data_type}")
     if given != wanted:
         raise UsageError(f"{subject} data_type", given=Raw(given), expected=f"{wanted}, as {path} has it", fix=fix)
     outside = list(tensor.dims)
     inside = list(tensor.reshape.shape) if tensor.HasField("reshape") else outside
+    if any(size < 1 and size != -1 for size in (*outside, *inside)):
+        given_dims = outside if inside == outside else [outside, inside]
+        raise UsageError(f"{subject} dims", given=given_dims, expected="sizes above 0, or -1 for any", fix=fix)
     has = [size.dim_value or -1 for size in of_graph.shape.dim]
     full = [-1] * batched + inside
     if len(has) != len(full) or any(size not in (-1, own) for size, own in zip(has, full, strict=True)):

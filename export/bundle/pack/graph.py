@@ -74,6 +74,13 @@ def tensors_of(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
             yield from graph.initializer
 
 
+def datatype_name(number: int) -> str:
+    """Return ONNX's name of a type of elements, or its number if that is none of them."""
+    from onnx import TensorProto
+
+    return next((name for name, value in TensorProto.DataType.items() if value == number), f"{number}")
+
+
 def _check_size(path: Path, size: int) -> None:
     if size > MOST_BYTES:
         given = Raw(f"{size / _GIB:.2f} GiB")

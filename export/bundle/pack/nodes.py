@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Literal
 
 import numpy as np
@@ -12,10 +13,10 @@ from export.bundle.pack.graph import nodes_of
 
 #: Ways from the vectors of a text's tokens to one: their mean, or the first of them.
 Pooling = Literal["mean", "cls"]
-#: The names of new tensors begin with it, so that no tensor of the graph has one of them.
-_PREFIX = "fewheads/"
-#: As sentence-transformers and torch have them: no division by zero.
-_LEAST_TOKENS, _LEAST_LENGTH = 1e-9, 1e-12
+#: The names of new tensors begin with it.
+_PREFIX = "fewheads"
+#: No division by zero: a text without tokens has a vector of zeros, whose length torch takes as 1e-12, too.
+_LEAST_TOKENS, _LEAST_LENGTH = 1, 1e-12
 
 
 def embed(model: ModelProto, read: str, mask: str, pooling: Pooling | None, *, normalize: bool, output: str) -> None:
@@ -26,29 +27,31 @@ def embed(model: ModelProto, read: str, mask: str, pooling: Pooling | None, *, n
             embeddings, [N, width].
         mask: the input, INT64 [N, tokens], that is 1 for tokens and 0 for padding.
         normalize: whether embeddings get the length 1.
-        output: name of the embedding; other tensors of the graph do not have it, but ``read`` may.
+        output: name of the embedding; a tensor of the graph that has it gets another one.
     """
     graph = model.graph
     before = next(one for one in graph.output if one.name == read).type.tensor_type
     sizes = before.shape.dim
     shape = [sizes[0].dim_param or "batch", sizes[-1].dim_value]
-    if read == output:
-        _rename(graph, read, read := f"{_PREFIX}{output}")
     new = _Nodes(graph)
+    _rename(graph, output, other := new.free(output))
+    read = other if read == output else read
     vector = new.add("Cast", read, to=TensorProto.FLOAT)
     if pooling == "cls":
         vector = new.add("Gather", vector, new.constant(np.int64(0)), axis=1)
     elif pooling == "mean":
         tokens = new.constant(np.array([1]))
         counted = new.add("Cast", mask, to=TensorProto.FLOAT)
-        weights = new.add("Unsqueeze", counted, new.constant(np.array([2])))
-        total = new.add("ReduceSum", new.add("Mul", vector, weights), tokens, keepdims=0)
-        count = new.add("ReduceSum", counted, tokens, keepdims=1)
-        vector = new.add("Div", total, new.add("Max", count, new.constant(np.float32(_LEAST_TOKENS))))
+        number = new.add("ReduceSum", counted, tokens, keepdims=1)
+        # Before the sum, which could exceed the range of FP16.
+        shares = new.add("Div", counted, new.add("Clip", number, new.constant(np.float32(_LEAST_TOKENS))))
+        weights = new.add("Unsqueeze", shares, new.constant(np.array([2])))
+        vector = new.add("ReduceSum", new.add("Mul", vector, weights), tokens, keepdims=0)
     if normalize:
-        # Not ReduceL2, whose axes became an input in opset 18.
+        # Not ReduceL2, whose axes became an input in opset 18. Files in FP16 keep these nodes in FP32: FP16 has neither
+        # the square of a number above 255 nor 1e-12.
         squares = new.add("ReduceSum", new.add("Mul", vector, vector), new.constant(np.array([1])), keepdims=1)
-        length = new.add("Max", new.add("Sqrt", squares), new.constant(np.float32(_LEAST_LENGTH)))
+        length = new.add("Clip", new.add("Sqrt", squares), new.constant(np.float32(_LEAST_LENGTH)))
         vector = new.add("Div", vector, length)
     new.add("Identity", vector, output=output)
     del graph.output[:]
@@ -65,10 +68,10 @@ def reshape(model: ModelProto, name: str, outside: Sequence[int], inside: Sequen
         batched: whether both have a batch in front.
     """
     graph = model.graph
-    _rename(graph, name, own := f"{_PREFIX}{name}")
+    new = _Nodes(graph)
+    _rename(graph, name, own := new.free(name))
     is_input = any(one.name == name for one in graph.input)
     reads, gives, target = (name, own, inside) if is_input else (own, name, outside)
-    new = _Nodes(graph)
     # 0 keeps the size of the batch.
     new.add("Reshape", reads, new.constant(np.array([0] * batched + list(target), np.int64)), output=gives)
     if is_input:
@@ -93,15 +96,23 @@ class _Nodes:
 
     def __init__(self, graph: GraphProto) -> None:
         self._graph = graph
+        self._taken = {name for node in nodes_of(graph.node) for name in (node.name, *node.input, *node.output)}
+        self._taken.update(tensor.name for tensor in graph.initializer)
+
+    def free(self, kind: str) -> str:
+        """Return a name that no tensor and no node has, also in a graph that was changed here before, and take it."""
+        name = next(name for number in count() if (name := f"{_PREFIX}/{kind}_{number}") not in self._taken)
+        self._taken.add(name)
+        return name
 
     def add(self, operator: str, *inputs: str, output: str | None = None, **attributes: int) -> str:
         """Append a node, and return the name of its output."""
-        name = output or f"{_PREFIX}{operator}_{len(self._graph.node)}"
-        self._graph.node.append(helper.make_node(operator, inputs, [name], name=f"{_PREFIX}{name}", **attributes))
-        return name
+        name = self.free(operator)
+        self._graph.node.append(helper.make_node(operator, inputs, [output or name], name=name, **attributes))
+        return output or name
 
     def constant(self, value: object) -> str:
-        name = f"{_PREFIX}constant_{len(self._graph.initializer)}"
+        name = self.free("constant")
         self._graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
         return name
 
@@ -122,3 +133,5 @@ def _remove_unread(graph: GraphProto) -> None:
     graph.node.extend(reversed(kept))
     for weights in [one for one in graph.initializer if one.name not in read]:
         graph.initializer.remove(weights)
+        for default in [one for one in graph.input if one.name == weights.name]:
+            graph.input.remove(default)

@@ -30,6 +30,7 @@ class PackOptions(msgspec.Struct, frozen=True):
         image: an image processor's JSON, for a model that clients send JPEG and PNG files; ``inputs`` and
             ``calibration`` are then directories of images.
         labels: a file with the label of each logit in a line.
+        labelled: the output that they are of; None for the only one that fits.
         detect: the family of a detector, for clients that get boxes; None for other models.
         threshold: score that boxes exceed, unless a request says otherwise; None for the format's default.
         top_k: most boxes of a picture, as ``threshold``; None for as many as the model has queries.
@@ -48,6 +49,7 @@ class PackOptions(msgspec.Struct, frozen=True):
     inputs: Path | None = None
     image: Path | None = None
     labels: Path | None = None
+    labelled: str | None = None
     detect: str | None = None
     threshold: float | None = None
     top_k: int | None = None

@@ -71,11 +71,17 @@ def read_images(option: str, directory: Path | None, step: ImagePreprocess) -> t
 LABELS_FIX = "Write the label of each column in a line of its own, in the order of the columns."
 
 
-def label_step(path: Path, outputs: Sequence[TensorSpec], model: Path) -> LabelPostprocess:
-    """Return the step that names the largest logit of the one FP32 output with a column for each line of a file."""
+def label_step(path: Path, outputs: Sequence[TensorSpec], model: Path, labelled: str | None = None) -> LabelPostprocess:
+    """Return the step that names the largest logit of the one FP32 output with a column for each line of a file.
+
+    Args:
+        labelled: name of that output; None for any.
+    """
     subject = f"--labels {path}"
     labels = read_labels(path, subject, least=2)
-    shapes = {spec.name: list(spec.shape) for spec in outputs if spec.datatype == "FP32"}
+    shapes = {
+        spec.name: list(spec.shape) for spec in outputs if spec.datatype == "FP32" and labelled in (None, spec.name)
+    }
     fitting = [name for name, shape in shapes.items() if shape == [-1, len(labels)]]
     if len(fitting) != 1:
         given = Raw(f"{len(labels)} lines")

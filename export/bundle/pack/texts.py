@@ -15,6 +15,7 @@ from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Raw, UsageError
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.bundle.pack.golden import outputs_of
+from export.bundle.pack.graph import datatype_name
 from export.bundle.pack.steps import Arrays
 from export.data.unlabelled import MAX_TEXT_BYTES, read_texts, sample_texts
 from export.training.runs import TOKENIZER
@@ -44,11 +45,17 @@ _PADDING = ("[PAD]", "<pad>")
 
 
 class Texts(NamedTuple):
-    """What turns the texts of clients into the inputs of a graph; ``definition`` is the ``tokenizer.json``."""
+    """What turns the texts of clients into the inputs of a graph.
+
+    Attributes:
+        definition: the ``tokenizer.json``.
+        largest_id: of its tokens, whose numbers may have gaps.
+    """
 
     step: TokenizerPreprocess
     definition: bytes
     tokenize: TokenizerPreprocessor
+    largest_id: int
 
     def shapes(self, max_batch_size: int) -> dict[str, Profile]:
         """Return the least, usual and largest shape of each input of the graph."""
@@ -66,21 +73,24 @@ class Texts(NamedTuple):
         Raises:
             DataError: the file cannot be read, or has fewer than two texts.
         """
-        found = sample_texts(pair=False) if path is None else read_texts(path, pair=False)
-        column = np.array([[text.encode()] for (text,) in found[:_ROWS]], np.object_)
+        column = np.array([[text.encode()] for (text,) in _found(path)[:_ROWS]], np.object_)
         return {self.step.input: column.astype(np.bytes_)}, self.tokenize(column)
 
-    def read_alone(self, path: Path) -> list[Arrays]:
-        """Return what the graph reads of each text of a file, alone: padding must not enter the ranges of INT8."""
-        return [self.tokenize(np.array([[text.encode()]], np.object_)) for (text,) in read_texts(path, pair=False)]
+    def read_alone(self, path: Path | None, *, golden: bool) -> list[Arrays]:
+        """Return what the graph reads of each text of a file, alone: padding must not enter the ranges of INT8.
+
+        Args:
+            golden: whether only the texts count that :meth:`read` returns.
+        """
+        found = _found(path)[: _ROWS if golden else None]
+        return [self.tokenize(np.array([[text.encode()]], np.object_)) for (text,) in found]
 
     def check(self, runner: OnnxRuntimeRunner, model: Path) -> None:
         """Raise a UsageError unless the graph takes the tokenizer's largest id, and the longest text."""
         # TensorRT reports neither an id nor a position that is outside of its table.
-        vocabulary = self.tokenize.vocabulary_size
         fix = "Give the tokenizer that the model was trained with."
-        subject = f"tokenizer of {vocabulary} tokens for {model}"
-        self._run(runner, np.full(2, vocabulary - 1), subject, "a row of the embedding table for each id", fix)
+        subject = f"tokenizer of {self.tokenize.vocabulary_size} tokens for {model}"
+        self._run(runner, np.full(2, self.largest_id), subject, "a row of the embedding table for each id", fix)
         most = self.step.max_length
         if most > _LONGEST_CHECKED:
             return
@@ -94,6 +104,10 @@ class Texts(NamedTuple):
         except InvalidRequest as error:
             given = Raw(f"{error.given}, outside of {error.expected}")
             raise UsageError(subject, given=given, expected=expected, fix=fix) from None
+
+
+def _found(path: Path | None) -> tuple[tuple[str, ...], ...]:
+    return sample_texts(pair=False) if path is None else read_texts(path, pair=False)
 
 
 def text_step(directory: Path, max_length: int | None, inputs: Sequence[TensorSpec]) -> Texts:
@@ -130,7 +144,8 @@ def text_step(directory: Path, max_length: int | None, inputs: Sequence[TensorSp
         pad_id=_pad_id((directory / TOKENIZER).read_text(encoding="utf-8")),
         max_text_bytes=MAX_TEXT_BYTES,
     )
-    return Texts(step, definition, TokenizerPreprocessor(step, definition, f"{directory}"))
+    largest_id = max(tokenizer.get_vocab().values(), default=0)
+    return Texts(step, definition, TokenizerPreprocessor(step, definition, f"{directory}"), largest_id)
 
 
 def _pad_id(definition: str) -> int:
@@ -175,13 +190,10 @@ def with_embedding(model: ModelProto, path: Path, pooling: Pooling | None, *, no
 
 
 def _check_inputs(model: ModelProto, path: Path) -> None:
-    from onnx import TensorProto
-
-    shown = {}
-    for one in model.graph.input:
+    shown, weights = {}, {one.name for one in model.graph.initializer}
+    for one in [one for one in model.graph.input if one.name not in weights]:
         tensor = one.type.tensor_type
-        datatype = TensorProto.DataType.Name(tensor.elem_type)
-        shown[one.name] = f"{datatype} {[size.dim_value or -1 for size in tensor.shape.dim]}"
+        shown[one.name] = f"{datatype_name(tensor.elem_type)} {[size.dim_value or -1 for size in tensor.shape.dim]}"
     if not {IDS, MASK} <= shown.keys() <= {IDS, MASK, SEGMENTS} or {*shown.values()} != {"INT64 [-1, -1]"}:
         expected = f"{IDS}, {MASK} and perhaps {SEGMENTS}, each INT64 [-1, -1]"
         fix = "Export the model with these names and dynamic numbers of texts and tokens, or leave --tokenizer out."
@@ -192,7 +204,8 @@ def read_directory(directory: Path) -> tuple[Path, Embedder | None]:
     """Return the ONNX file of a Hugging Face directory, and what ``modules.json`` says, if it is there.
 
     Raises:
-        UsageError: there is no such file, or there are layers behind the pooling, which the file does not have.
+        UsageError: there is no such file, the model reads pairs of texts, or there are layers behind the pooling, which
+            the file does not have.
         CheckpointError: a module is not supported.
     """
     # They import torch, which no help needs.
@@ -206,7 +219,12 @@ def read_directory(directory: Path) -> tuple[Path, Embedder | None]:
         if any(directory.glob("*/config.pbtxt")):
             fix = "Add --triton for a model repository of Triton."
         raise UsageError(f"MODEL {directory}", given=given, expected=expected, fix=fix)
-    embedder = read_embedder(directory) if (directory / MODULES).exists() else None
+    has_modules = (directory / MODULES).exists()
+    embedder = read_embedder(directory) if has_modules else None
+    if has_modules and not embedder:
+        given, expected = Raw("a cross-encoder, which reads two texts together"), "a model of single texts"
+        fix = f"Take the weights with 'fewheads import {directory} --pair --out RUN'."
+        raise UsageError(f"MODEL {directory}", given=given, expected=expected, fix=fix)
     if embedder and embedder.embedding.dense:
         given, expected = Raw(f"{len(embedder.embedding.dense)} of type Dense"), "Transformer, Pooling and Normalize"
         fix = f"Take the weights with 'fewheads import {directory} --out RUN', which has these layers."
