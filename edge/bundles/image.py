@@ -121,16 +121,17 @@ class ImagePreprocessor:
         subject, pixels, pictures = f"image in input {name!r}", [], []
         for row, data in enumerate(rows, 1):
             go_on()
-            read, picture = self._read(data, f"{subject} row {row}" if len(rows) > 1 else subject)
+            read, picture = self.read_placed(data, f"{subject} row {row}" if len(rows) > 1 else subject)
             pixels.append(read)
             pictures.append(picture)
         return {self.graph_inputs[0]: np.stack(pixels)}, pictures
 
     def read(self, data: bytes, subject: str) -> Array:
         """Return the pixels of one image, [channels, size, size]; raise an InvalidRequest about ``subject``."""
-        return self._read(data, subject)[0]
+        return self.read_placed(data, subject)[0]
 
-    def _read(self, data: bytes, subject: str) -> tuple[Array, Picture]:
+    def read_placed(self, data: bytes, subject: str) -> tuple[Array, Picture]:
+        """Return what :meth:`read` does, and the place of the image in its pixels."""
         if len(data) > self._config.max_bytes:
             given, expected = f"{len(data)} bytes", f"at most {self._config.max_bytes}"
             raise _refused(subject, given, expected, "Scale it down, or compress it more.")
@@ -169,8 +170,7 @@ class ImagePreprocessor:
     def _square(self, image: ImageFile, subject: str) -> tuple[Array, Picture]:
         """Return an image in its final size, uint8 [size, size] or [size, size, channels], and its place there."""
         given, size, (width, height) = image.size, self._config.size, self._resized(image.size)
-        least = _DRAFT_MARGIN * min(width, height)
-        draft = image.draft(None, (least, least))  # of a JPEG only
+        draft = image.draft(None, (_DRAFT_MARGIN * width, _DRAFT_MARGIN * height))  # of a JPEG only
         image.load()
         if image.has_transparency_data and image.convert("RGBA").getchannel("A").getextrema()[0] != 255:
             raise _refused(subject, "transparent pixels", "an opaque image", "Put it on a background.")
