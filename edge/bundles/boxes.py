@@ -72,12 +72,13 @@ def _likeliest(step: BoxPostprocess, logits: Array, threshold: float, top_k: int
     """
     logits = logits.astype(np.float64)
     if step.activation == "softmax":
-        queries, classes = np.arange(len(logits)), logits[:, :-1].argmax(axis=1)
-        scores = np.exp(logits[queries, classes] - np.logaddexp.reduce(logits, axis=1))
+        scores = np.exp(logits[:, :-1].max(axis=1) - np.logaddexp.reduce(logits, axis=1))
     else:
-        queries, classes = (indices.ravel() for indices in np.indices(logits.shape))
         with np.errstate(over="ignore"):  # to an infinity, whose score is 0
             scores = 1 / (1 + np.exp(-logits.ravel()))
     kept = np.flatnonzero(scores > threshold)
     kept = kept[np.argsort(-scores[kept], kind="stable")[:top_k]]
-    return queries[kept], classes[kept], scores[kept]
+    if step.activation == "softmax":
+        return kept, logits[kept, :-1].argmax(axis=1), scores[kept]
+    queries, classes = np.divmod(kept, logits.shape[1])
+    return queries, classes, scores[kept]

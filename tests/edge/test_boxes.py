@@ -87,6 +87,7 @@ def test_boxes_are_those_of_a_search(activation, threshold, top_k):
     draw = np.random.default_rng(3)
     logits = draw.normal(0, 2, (2, QUERIES, 3)).astype(np.float32)
     logits[1] -= 1  # so that the rows differ in their boxes
+    logits[0, 0] = 0, -40, 0  # scores of exactly 0.5, with either activation, are not above 0.5
     shares = draw.random((2, QUERIES, 4), np.float32)
     sizes = [(640, 480), (33, 1000)]
     pictures = [Picture(size, (size[0] * 64 // max(size), size[1] * 64 // max(size)), (0, 0), 64) for size in sizes]
