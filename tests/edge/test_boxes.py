@@ -1,5 +1,6 @@
 """Boxes around objects: a search of all pairs of query and class, places in pictures, and served detectors."""
 
+import base64
 import json
 
 import msgspec
@@ -26,6 +27,7 @@ from tests.support.detector_model import (
     searched,
     write_detector_bundle,
 )
+from tests.support.http_requests import ask
 from tests.support.image_model import encoded, picture
 from tests.support.sample_requests import column, triton_input
 
@@ -156,6 +158,16 @@ def test_stock_clients_send_pictures_and_get_boxes(server, transport):
     raw = asked(server, transport, pixels, name="pixels")
     assert set(raw) == {"logits", "pred_boxes"}  # the size of its picture is not known
     np.testing.assert_allclose(raw["logits"], outputs(pixels)[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("threshold", [0.9, 1])
+def test_json_has_boxes_row_by_row(server, threshold):
+    sent = {"name": "image", "datatype": "BYTES", "shape": [2, 1]}
+    sent["data"] = [{"b64": base64.b64encode(file).decode()} for file in FILES]
+    answer = ask(server["http"], f"/v2/models/{NAME}/infer", {"inputs": [sent], "parameters": {"threshold": threshold}})
+    found = {one["name"]: np.reshape(one["data"], one["shape"]) for one in answer.json["outputs"]}
+    found["labels"] = np.array([[one.encode() for one in row] for row in found["labels"]], np.object_)
+    assert_found(found, expected(threshold=threshold))
 
 
 @pytest.mark.parametrize(
