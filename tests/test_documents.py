@@ -301,7 +301,7 @@ SERVED = {
     ),
     "imported.py::test_a_stock_client_gets_what_transformers_computes": (
         *("BERT", "RoBERTa", "XLM-RoBERTa", "MPNet", "DistilBERT", "ViT", *_TEXTS),
-        *("question answering, also runs on SQuAD", "sentence embeddings"),
+        *("question answering, also runs on SQuAD and own questions", "sentence embeddings"),
     ),
     "tasks_own_runs.py::test_each_format_reaches_a_served_answer": (
         *(*_FILES, "a directory with `train.csv` and perhaps `dev.csv`"),
@@ -317,7 +317,10 @@ SERVED = {
     "bundle_classifier.py::test_the_bundle_has_a_tier_for_each_run_and_precision_with_the_outputs_of_training": (
         *("GLUE", "Text models"),
     ),
-    "tasks_squad.py::test_a_stock_client_gets_the_logits_of_a_run_and_the_places_of_its_tokens": ("SQuAD",),
+    "tasks_squad.py::test_a_stock_client_gets_answers_of_a_run_and_on_request_its_logits": ("SQuAD",),
+    "tasks_own_questions.py::test_a_served_bundle_answers_as_its_run_was_measured": (
+        "a table with `question`, `context` and `answer`, or SQuAD's `.json`",
+    ),
     "tasks_images.py::test_exported_run_reads_files_as_it_was_trained": ("images", "Image models"),
     "papers_looped_runs.py::test_tiers_of_a_bundle_compute_the_loops_of_their_runs": ("Looped models",),
     "tests/system/test_calculator.py::test_the_gate_is_right_on_all_items_after_rounding": ("The calculators",),

@@ -266,7 +266,8 @@ def _tensors(package: Any, request: dict[str, Array]) -> list[Any]:
 def _outputs(bundle: Bundle, result: Any) -> dict[str, Array]:
     postprocess = bundle.manifest.postprocess
     specs = [*bundle.manifest.outputs, *(postprocess.results if postprocess else ())]
-    return {spec.name: result.as_numpy(spec.name) for spec in specs}
+    found = {spec.name: result.as_numpy(spec.name) for spec in specs}
+    return {name: array for name, array in found.items() if array is not None}  # answers come without logits
 
 
 def _compare(bundle: Bundle, over: str, got: list[dict[str, Array]], native: list[dict[str, Array]]) -> Comparison:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from edge.bundles import arithmetic, expression, text
+from edge.bundles import arithmetic, expression, spans, text
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import EXPORT_AGAIN, require
 from edge.bundles.image import ImagePreprocessor
 from edge.bundles.manifest import Manifest
 from edge.bundles.programs import GenerateProgram
+from edge.bundles.spans import Context
 from edge.bundles.steps import (
     ArithmeticPreprocess,
     BoxPostprocess,
@@ -21,6 +22,7 @@ from edge.bundles.steps import (
     ImagePreprocess,
     LabelPostprocess,
     Preprocess,
+    SpanPostprocess,
     TokenizerPreprocess,
 )
 from edge.datatypes import Array, TensorSpec
@@ -28,7 +30,7 @@ from edge.errors import BackendError, BundleError, InvalidRequest, Raw
 from edge.protocol import PROBABILITIES
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
 
 
 #: Texts up to this size are read in a few milliseconds.
@@ -102,8 +104,9 @@ class TokenizerPreprocessor(_TextPreprocessor):
     """Text, or pairs of texts (BYTES, [-1, 1]), to token ids, mask, segments and offsets (INT64, [-1, tokens, …]).
 
     ``definition`` is the ``tokenizer.json``, ``subject`` its name in errors. Text that is too long is cut, or refused
-    without ``cut``, as is text without tokens then. Raise a BundleError if it is not a tokenizer or leaves no room for
-    text in the manifest's ``max_length``, a BackendError without the package ``tokenizers``.
+    without ``cut``, as is text without tokens then; :meth:`windows` cuts nothing of a second text. Raise a BundleError
+    if it is not a tokenizer or leaves no room for text in the manifest's ``max_length``, a BackendError without the
+    package ``tokenizers``.
     """
 
     def __init__(self, config: TokenizerPreprocess, definition: bytes, subject: str, *, cut: bool = True) -> None:
@@ -114,30 +117,53 @@ class TokenizerPreprocessor(_TextPreprocessor):
         self._cut = cut
         special = self._tokenizer.num_special_tokens_to_add(config.pair is not None)
         expected = f"more tokens than the {special} that the tokenizer adds"  # the library would raise, or cut nothing
+        if config.windows:
+            special += config.windows.question_tokens + config.windows.stride
+            expected = f"more tokens than the {special} of the question, the stride and the tokenizer itself"
         require(config.max_length > special, subject, "max_length", config.max_length, expected)
-        if cut:
+        if cut and not config.windows:
             self._tokenizer.enable_truncation(config.max_length, strategy="longest_first")
 
     def __call__(self, *texts: Array, go_on: GoOn = always) -> dict[str, Array]:
         return self.padded(self.tokens(*texts, go_on=go_on))
 
     def tokens(self, *texts: Array, go_on: GoOn = always) -> list[Tokens]:
-        """Return the tokens of each row, as a call does, but without padding, of which long texts make a lot."""
-        columns = [self._decoded(spec.name, column.ravel()) for spec, column in zip(self.inputs, texts, strict=True)]
-        # Only the batch call lets Python's other threads run meanwhile; of one row, it needs one core.
-        slow = self.slow(sum(map(len, chain(*columns))))
+        """Return the tokens of each row, as a call does, but without padding, of which long texts make a lot.
+
+        Of a text in several windows, these are those of the first.
+        """
+        if self.config.windows:
+            return [rows[0] for rows, _ in self.windows(*texts, go_on=go_on)]
         rows = []
-        for first, *second in zip(*columns, strict=True):
-            go_on()
-            if slow:
-                (encoding,) = self._tokenizer.encode_batch([(first, *second) if second else first])
-            else:
-                encoding = self._tokenizer.encode(first, *second)
+        for _, encoding in self._encoded(*texts, go_on=go_on):
             if not self._cut:
                 self._check_length(len(encoding.ids))
             # Only these, because an encoding also holds what was cut off.
             rows.append(_tokens(encoding.ids, encoding.type_ids, encoding.offsets if self.config.offsets else []))
         return rows
+
+    def windows(self, *texts: Array, go_on: GoOn = always) -> Iterator[tuple[list[Tokens], Context]]:
+        """Yield the tokens of each window of a row, and its second text; for a step with ``windows``."""
+        assert self.config.windows
+        for (_, context), encoding in self._encoded(*texts, go_on=go_on):
+            parts = np.array([-1 if part is None else part for part in encoding.sequence_ids], np.int64)
+            uncut = _tokens(encoding.ids, encoding.type_ids, encoding.offsets)
+            cut = list(spans.windows_of(parts, self.config.max_length, self.config.windows))
+            rows = [Tokens(*(array[indices] for array in uncut)) for indices, _ in cut]
+            offsets = uncut.offsets[parts == 1]
+            yield rows, Context(context, offsets, tuple(window for _, window in cut))
+
+    def _encoded(self, *texts: Array, go_on: GoOn) -> Iterator[tuple[tuple[str, ...], Encoding]]:
+        columns = [self._decoded(spec.name, column.ravel()) for spec, column in zip(self.inputs, texts, strict=True)]
+        # Only the batch call lets Python's other threads run meanwhile; of one row, it needs one core.
+        slow = self.slow(sum(map(len, chain(*columns))))
+        for row in zip(*columns, strict=True):
+            go_on()
+            if slow:
+                (encoding,) = self._tokenizer.encode_batch([row if len(row) > 1 else row[0]])
+            else:
+                encoding = self._tokenizer.encode(*row)
+            yield row, encoding
 
     def given(self, rows: Sequence[Sequence[int]], subject: str) -> list[Tokens]:
         """Return texts that are ids already, special ones included; raise an InvalidRequest for wrong ids.
@@ -253,10 +279,10 @@ class Postprocessor(NamedTuple):
 def postprocessors(manifest: Manifest) -> tuple[Postprocessor, ...]:
     """Return the postprocessors that a manifest describes: none, that of a score, or of a label and probabilities.
 
-    A graph's own output of the name ``probabilities`` stays as it is. Boxes are not computed of logits alone.
+    A graph's own output of the name ``probabilities`` stays as it is. Spans and boxes are not computed of logits alone.
     """
     config = manifest.postprocess
-    if config is None or isinstance(config, BoxPostprocess):
+    if config is None or isinstance(config, SpanPostprocess | BoxPostprocess):
         return ()
     answer = Postprocessor(config.result, config.logits, config.answer())
     outputs = (config.output, *(spec.name for spec in manifest.outputs))
@@ -268,7 +294,7 @@ def postprocessors(manifest: Manifest) -> tuple[Postprocessor, ...]:
 
 def made_outputs(manifest: Manifest) -> tuple[TensorSpec, ...]:
     """Return the outputs that are made of those of the graph."""
-    if isinstance(manifest.postprocess, BoxPostprocess):
+    if isinstance(manifest.postprocess, SpanPostprocess | BoxPostprocess):
         return manifest.postprocess.results
     return tuple(made.output for made in postprocessors(manifest))
 

@@ -9,7 +9,13 @@ from typing import Any, Final
 from edge.bundles.fields import Role, require
 from edge.bundles.manifest import MANIFEST_NAME, Artifact, Latency, Manifest, PredictedLatency, Tensors, Tier
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
-from edge.bundles.steps import BoxPostprocess, ImagePreprocess, ScorePostprocess, TokenizerPreprocess
+from edge.bundles.steps import (
+    BoxPostprocess,
+    ImagePreprocess,
+    ScorePostprocess,
+    SpanPostprocess,
+    TokenizerPreprocess,
+)
 from edge.datatypes import NUMPY_TYPES, TensorSpec
 from edge.errors import Raw
 from edge.protocol import LOGPROBS, TOKEN_IDS
@@ -144,22 +150,29 @@ def _check_preprocess(manifest: Manifest, subject: str) -> None:
 
 
 def _check_postprocess(manifest: Manifest, subject: str) -> None:
-    step = manifest.postprocess
+    before, step = manifest.preprocess, manifest.postprocess
+    is_span = isinstance(step, SpanPostprocess)
+    has_windows = isinstance(before, TokenizerPreprocess) and before.windows is not None
+    expected = "a tokenizer with windows before a span, and none elsewhere"
+    require(has_windows == is_span, subject, "preprocess", Raw("another step"), expected)
+    expected = "1 or more, for the windows of a text"
+    require(manifest.max_batch_size or not is_span, subject, "max_batch_size", manifest.max_batch_size, expected)
     if step is None:
         return
     for result in step.results:
         _check_new_name(manifest, result.name, "postprocess output", subject)
     _unique(subject, "postprocess output", [result.name for result in step.results])
     if isinstance(step, BoxPostprocess):
-        holds, expected = isinstance(manifest.preprocess, ImagePreprocess), "an image before boxes"
+        holds, expected = isinstance(before, ImagePreprocess), "an image before boxes"
         require(holds, subject, "preprocess", Raw("another step"), expected)
         step.check(manifest.outputs, subject)
         return
-    each = "the score" if isinstance(step, ScorePostprocess) else "a column for each label"
+    each = "a token" if is_span else "the score" if isinstance(step, ScorePostprocess) else "a column for each label"
     expected = f"an FP32 output of shape {list(step.shape)}, {each}"
-    logits = next((spec for spec in manifest.outputs if spec.name == step.logits), None)
-    holds = logits is not None and logits.datatype == "FP32" and logits.shape == step.shape
-    require(holds, subject, "postprocess logits", step.logits, expected)
+    for name in step.reads:
+        logits = next((spec for spec in manifest.outputs if spec.name == name), None)
+        holds = logits is not None and logits.datatype == "FP32" and logits.shape == step.shape
+        require(holds, subject, "postprocess logits", name, expected)
 
 
 def _check_new_name(manifest: Manifest, name: str, field: str, subject: str) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 import numpy as np
 
-from edge.bundles.fields import FileName, Positive, Struct, Text, require
+from edge.bundles.fields import FileName, NonNegativeInteger, Positive, Struct, Text, require
 from edge.datatypes import Array, TensorName, TensorSpec
 from edge.errors import Raw
 
@@ -56,12 +56,23 @@ class ArithmeticPreprocess(_Step, frozen=True, tag="arithmetic", tag_field="type
         return (self.kinds, self.values)
 
 
+class WindowShape(Struct, frozen=True):
+    """How a row that is too long becomes several: windows of the second text, which share ``stride`` tokens.
+
+    The first text is cut to ``question_tokens``.
+    """
+
+    question_tokens: Positive
+    stride: NonNegativeInteger
+
+
 class TokenizerPreprocess(_Step, frozen=True, tag="tokenizer", tag_field="type"):
     """Text in ``input`` (BYTES) becomes token ids and their mask (INT64), padded to the longest row of the request.
 
     ``file`` is the ``tokenizer.json`` of Hugging Face's tokenizers. The graph reads ``ids``; ``mask``, 1 for tokens and
     0 for padding; and ``segments``, 1 for tokens of the second text, ``pair``. Rows longer than ``max_length`` tokens
-    are cut, of a pair the longer text first; before a program that generates text they are refused.
+    are cut, of a pair the longer text first; before a program that generates text they are refused. Before a
+    postprocess step of ``span`` they become ``windows``.
 
     ``offsets`` (INT64, [-1, tokens, 2]) are the first character of each token in its text and the one behind its last,
     and equal for padding and for tokens that are not text. A graph that reads them returns them, so that clients find
@@ -77,6 +88,7 @@ class TokenizerPreprocess(_Step, frozen=True, tag="tokenizer", tag_field="type")
     pair: TensorName | None = None
     segments: TensorName | None = None
     offsets: TensorName | None = None
+    windows: WindowShape | None = None
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -87,12 +99,19 @@ class TokenizerPreprocess(_Step, frozen=True, tag="tokenizer", tag_field="type")
         return tuple(name for name in (self.ids, self.mask, self.segments, self.offsets) if name)
 
     def check(self, inputs: Sequence[TensorSpec], files: Collection[str], subject: str) -> None:
-        """Raise a BundleError if the tokenizer's file is not in the bundle, or offsets have another shape."""
+        """Raise a BundleError if the tokenizer's file is not in the bundle, offsets have another shape, or windows no
+        room.
+        """
         field, expected = f"files entry for {self.file!r}", "the tokenizer of preprocess"
         require(self.file in files, subject, field, Raw("nothing"), expected)
         spec = next((spec for spec in inputs if spec.name == self.offsets), None)
         field, expected = f"preprocess output {self.offsets!r}", "INT64 [-1, -1, 2]"
         require(spec in (None, TensorSpec(self.offsets or "", "INT64", (-1, -1, 2))), subject, field, spec, expected)
+        if self.windows:
+            require(self.pair, subject, "preprocess windows", Raw("no pair"), "a pair, whose second text they are of")
+            taken = self.windows.question_tokens + self.windows.stride
+            expected = f"fewer than {self.max_length} tokens of the question and the stride"
+            require(taken < self.max_length, subject, "preprocess windows", taken, expected)
 
 
 class ImagePreprocess(_Step, frozen=True, tag="image", tag_field="type"):
@@ -239,6 +258,37 @@ class ScorePostprocess(Struct, frozen=True, tag="score", tag_field="type"):
         return lambda logits: logits
 
 
+class SpanPostprocess(Struct, frozen=True, tag="span", tag_field="type"):
+    """The likeliest spans of the second text, by the logits of their first and last tokens (FP32, [-1, tokens]).
+
+    They become the outputs ``answer`` (BYTES), ``score`` (FP32), and ``start`` and ``end`` (INT32), the first character
+    of the span in the text and the one behind its last, all of shape [-1, spans]. A span has at most ``most_tokens``.
+    With ``no_answer``, an empty one competes with them, by the logits of the row's first token, as in SQuAD 2.0.
+    :func:`edge.bundles.spans.extract` computes them of the text, so a client that sends token ids gets logits alone.
+    """
+
+    shape: ClassVar[tuple[int, ...]] = (-1, -1)
+
+    start_logits: TensorName
+    end_logits: TensorName
+    answer: TensorName
+    score: TensorName
+    start: TensorName
+    end: TensorName
+    most_tokens: Annotated[int, msgspec.Meta(ge=1, le=512)]
+    no_answer: bool = False
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.start_logits, self.end_logits)
+
+    @property
+    def results(self) -> tuple[TensorSpec, ...]:
+        """The outputs that a client may request."""
+        numbers = ((self.score, "FP32"), (self.start, "INT32"), (self.end, "INT32"))
+        return tuple(TensorSpec(name, datatype, (-1, -1)) for name, datatype in ((self.answer, "BYTES"), *numbers))
+
+
 class BoxPostprocess(Struct, frozen=True, tag="boxes", tag_field="type"):
     """The likeliest boxes of a detector that needs no non-maximum suppression, by the scores of its classes.
 
@@ -296,9 +346,8 @@ class BoxPostprocess(Struct, frozen=True, tag="boxes", tag_field="type"):
 
 
 #: The steps after a model. A step states which outputs of the graph it ``reads``, and ``results``, the outputs that it
-#: makes. One of a single output, ``result``, has the ``shape`` of what it reads, and the function that computes it,
-#: ``answer``.
-Postprocess = LabelPostprocess | TokenLabelPostprocess | ScorePostprocess | BoxPostprocess
+#: makes. One of a single output, ``result``, has the function that computes it, ``answer``.
+Postprocess = LabelPostprocess | TokenLabelPostprocess | ScorePostprocess | SpanPostprocess | BoxPostprocess
 
 
 def _text(name: str) -> TensorSpec:

@@ -24,6 +24,8 @@ _STAGES = ("compute_input_ns", "queue_ns", "compute_infer_ns", "compute_output_n
 _MOST_VALUES, _SHOWN_VALUES = 8, 3
 _MOST_COSINES = 20
 _EMPTY = np.zeros(0)
+#: The outputs of a model that answers questions.
+ANSWER = ("answer", "score", "start", "end")
 
 
 def print_answer(
@@ -57,8 +59,9 @@ def print_answer(
         "prompt" if name in result.outputs else name: column for name, column in columns.items() if column
     }
     shown: dict[str, list[Any]] = {name: [_brief(value) for value in values] for name, values in plain.items()}
-    if labels is None:
-        labels = _boxes(result.outputs)
+    if labels is None and len({array.shape for name, array in result.outputs.items() if name in ANSWER}) == 1:
+        labels = _spans(plain)
+    labels = _boxes(result.outputs) if labels is None else labels
     if labels:  # a line for each
         rows = [row for row, of_row in enumerate(labels) for _ in of_row]
         texts = {name: [column[row] for row in rows] for name, column in texts.items()}
@@ -81,6 +84,20 @@ def labels_of(ranked: Array) -> list[list[dict[str, Any]]]:
     """
     rows = [[text.decode(errors="backslashreplace").split(":", 2) for text in row] for row in np.atleast_2d(ranked)]
     return [[{"label": parts[-1], "probability": float(parts[0])} for parts in row] for row in rows]
+
+
+def _spans(plain: Mapping[str, Any]) -> list[list[dict[str, Any]]] | None:
+    """Return the outputs :data:`ANSWER` for each row's spans, without what fills a row that has fewer.
+
+    None if they are not all there, or hold no rows of spans.
+    """
+    columns = [plain.get(name) for name in ANSWER]
+    if not all(isinstance(column, list) and column and isinstance(column[0], list) for column in columns):
+        return None
+    rows = [
+        [dict(zip(ANSWER, span, strict=True)) for span in zip(*row, strict=True)] for row in zip(*columns, strict=True)
+    ]
+    return [[span for number, span in enumerate(row) if span["answer"] or span["score"] or not number] for row in rows]
 
 
 def box_prefix(outputs: Collection[str]) -> str | None:

@@ -18,7 +18,7 @@ from edge.serving.wire import check_typed, from_raw, from_typed, to_raw
 #: Parameters of a request by their type, which are sent unless they are None, empty or False.
 _PARAMETERS = {
     "bool_param": ("timings", "logprobs", "ignore_eos"),
-    "int64_param": ("max_loops", "max_tokens", "min_tokens", "top_k", "seed"),
+    "int64_param": ("max_loops", "max_tokens", "min_tokens", "top_k", "seed", "n_best"),
     "double_param": ("tolerance", "temperature", "top_p", "alpha", "threshold"),
     "string_param": ("tier", "policy", "head"),
 }
@@ -53,6 +53,7 @@ class InferRequest:
         head: model that moves the logits of the one that generates text, as NAME or NAME:VERSION; empty for none.
         alpha: how much it moves them; None for the head's own.
         logprobs: whether to return the tokens of a generated text and their log-probabilities, too.
+        n_best: answers to each question to return, the likeliest first; None for one.
         threshold: score that boxes exceed, 0 to 1; None for the model's default.
         partial_answers: in a stream, whether a looped model also answers after each step, and a model that generates
             text with each piece of it. The last answer has the last piece.
@@ -86,6 +87,7 @@ class InferRequest:
     head: str = ""
     alpha: float | None = None
     logprobs: bool = False
+    n_best: int | None = None
     threshold: float | None = None
     partial_answers: bool = False
     timings: bool = False

@@ -14,9 +14,17 @@ from edge.bundles.fields import Role
 from edge.bundles.golden import check_outputs
 from edge.bundles.image import ImagePreprocessor
 from edge.bundles.manifest import Serving
-from edge.bundles.preprocess import GoOn, always, made_outputs, postprocessors, preprocessor
+from edge.bundles.preprocess import (
+    GoOn,
+    TokenizerPreprocessor,
+    always,
+    made_outputs,
+    postprocessors,
+    preprocessor,
+)
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadBase, HeadProgram, LoopProgram
-from edge.bundles.steps import MOST_BOXES, BoxPostprocess, LabelPostprocess
+from edge.bundles.spans import Context
+from edge.bundles.steps import MOST_BOXES, BoxPostprocess, LabelPostprocess, SpanPostprocess
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Raw
 from edge.programs.backward_head import LogitHead
@@ -41,10 +49,11 @@ _MOST_ALPHA = 1000
 
 
 class Inputs(NamedTuple):
-    """The inputs of a graph, and before boxes the contexts of its rows: the pictures."""
+    """The inputs of a graph, and what answers are made of: contexts, whose windows are the rows, or pictures."""
 
     tensors: dict[str, Array]
-    contexts: Sequence[Picture] = ()
+    contexts: Sequence[Context] = ()
+    pictures: Sequence[Picture] = ()
 
 
 class Model:
@@ -61,6 +70,7 @@ class Model:
         on_request: those of them that are sent only to clients that ask for them.
         by_token: those of them that have a value for each token.
         derived: computes further outputs, such as a label, a score or probabilities, by name.
+        spans: the step that makes answers of logits and texts; None if the model does not answer questions.
         boxes: the step that makes boxes of logits and pictures; None if the model is not a detector.
         labels: the names of the classes by the outputs that have a column for each.
         largest: the limit of the numbers' size, by the inputs that have one.
@@ -102,6 +112,7 @@ class Model:
         if isinstance(label, LabelPostprocess):
             self.labels = {name: label.labels for name in (label.logits, *self.derived) if name != label.output}
         texts, computed = (self.step.inputs, self.step.graph_inputs) if self.step else ((), ())
+        self.spans = label if isinstance(label, SpanPostprocess) else None
         self.boxes = label if isinstance(label, BoxPostprocess) else None
         made = made_outputs(bundle.manifest)
         self.inputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*texts, *bundle.manifest.inputs)}
@@ -229,14 +240,18 @@ class Model:
         """Return the inputs of the graph for tensors whose shapes were checked; on any thread.
 
         Raises:
-            InvalidRequest: a text or an image cannot be read, its tokens are outside the profile, or values are wrong.
+            InvalidRequest: a text or an image cannot be read, its tokens are outside the profile or make too many
+                windows, or values are wrong.
         """
         inputs, step = dict(arrays), self.step
-        contexts: Sequence[Picture] = ()
+        contexts: Sequence[Context] = ()
+        pictures: Sequence[Picture] = ()
         if step and step.inputs[0].name in inputs:
             sent = [inputs.pop(spec.name) for spec in step.inputs]
-            if self.boxes and isinstance(step, ImagePreprocessor):
-                computed, contexts = step.placed(*sent, go_on=go_on)
+            if self.spans:
+                computed, contexts = self._windows(sent, go_on)
+            elif self.boxes and isinstance(step, ImagePreprocessor):
+                computed, pictures = step.placed(*sent, go_on=go_on)
             else:
                 computed = step(*sent, go_on=go_on)
             for name, array in computed.items():
@@ -244,7 +259,20 @@ class Model:
             inputs |= computed
         if error := self.wrong_values(inputs):
             raise error
-        return Inputs(inputs, contexts)
+        return Inputs(inputs, contexts, pictures)
+
+    def _windows(self, texts: Sequence[Array], go_on: GoOn) -> tuple[dict[str, Array], list[Context]]:
+        step, most = self.step, self.manifest.max_batch_size
+        assert isinstance(step, TokenizerPreprocessor)
+        rows, contexts = [], []
+        for windows, context in step.windows(*texts, go_on=go_on):
+            rows += windows
+            contexts.append(context)
+            if len(rows) > most:
+                given, expected = Raw(f"more than {most} windows of tokens"), f"at most {most} in a request"
+                fix = "Shorten the contexts, or split the request."
+                raise self._invalid(f"input {step.inputs[1].name!r}", given, expected, fix)
+        return step.padded(rows), contexts
 
     def _check_profile(self, name: str, shape: tuple[int, ...]) -> None:
         profile = self.manifest.profile.get(name)

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from edge.bundles import boxes
+from edge.bundles import boxes, spans
 from edge.datatypes import DATATYPES, WIRE_TYPES, Array, datatype_of
 from edge.errors import InvalidRequest, Raw, RunnerError
 from edge.instruments.logs import NonfiniteWarnings
@@ -44,6 +44,8 @@ _REASONS: Final = (BY_DEADLINE, BY_BUDGET, BY_LENGTH, BY_TOLERANCE, BY_STOP)
 
 #: Elements whose texts are written in a few milliseconds.
 _INLINE_ELEMENTS: Final = 4096
+#: Logits that take as long to search as an answer that is found takes to write.
+_LOGITS_OF_ANSWER: Final = 4
 
 
 class Arrival(NamedTuple):
@@ -195,15 +197,21 @@ class ResponseBuilder:
                     raise _no_order(model, name, name)
                 rows = len(outputs[name]) if model.manifest.max_batch_size else 0
                 outputs[name] = largest_classes(outputs[name], count, model.labels.get(name, ()), rows)
-        step = model.boxes
-        if step and form.contexts and any(spec.name in names for spec in step.results):
+        if (step := model.spans) and form.contexts and any(spec.name in names for spec in step.results):
             for name in step.reads:
                 if name in answer.nonfinite:
-                    raise _no_order(model, step.boxes, name)
-            threshold = step.threshold if form.parameters.threshold is None else form.parameters.threshold
-            top_k = form.parameters.text.get(TOP_K, step.top_k)
-            logits, shares = (outputs[name] for name in step.reads)
-            outputs = {**outputs, **boxes.extract(step, logits, shares, form.contexts, threshold, top_k)}
+                    raise _no_order(model, step.answer, name)
+            starts, ends = (answer.outputs[name] for name in step.reads)  # they may be ranked in outputs
+            found = spans.extract(step, starts, ends, form.contexts, form.parameters.n_best or 1)
+            outputs = {**outputs, **found}
+        if (boxing := model.boxes) and form.pictures and any(spec.name in names for spec in boxing.results):
+            for name in boxing.reads:
+                if name in answer.nonfinite:
+                    raise _no_order(model, boxing.boxes, name)
+            threshold = boxing.threshold if form.parameters.threshold is None else form.parameters.threshold
+            top_k = form.parameters.text.get(TOP_K, boxing.top_k)
+            logits, shares = (answer.outputs[name] for name in boxing.reads)  # as above
+            outputs = {**outputs, **boxes.extract(boxing, logits, shares, form.pictures, threshold, top_k)}
         return InferResponse(model, request_id, {name: outputs[name] for name in names}, regions, parameters)
 
 
@@ -241,10 +249,14 @@ class Encoder:
     def slow(self, form: Form, answer: JobResult) -> bool:
         """Return whether :meth:`encode` takes milliseconds, so that no event loop may call it."""
         outputs, derived = answer.outputs, form.model.derived
-        if form.contexts and form.model.boxes:
+        if form.pictures and form.model.boxes:
             return sum(outputs[name].size for name in form.model.boxes.reads) > _INLINE_ELEMENTS
         if not form.texts:
             return False
+        if form.contexts and form.model.spans:
+            logits = sum(outputs[name].size for name in form.model.spans.reads)
+            answers = len(form.contexts) * (form.parameters.n_best or 1)
+            return logits + _LOGITS_OF_ANSWER * answers > _INLINE_ELEMENTS
         sizes = [array.size for array in outputs.values() if array.dtype.kind == "O"]
         sizes += [outputs[label.reads].size for label in derived.values() if label.output.datatype == "BYTES"]
         sizes += [outputs[name if name in outputs else derived[name].reads].size for name in form.classes]

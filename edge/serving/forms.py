@@ -9,6 +9,7 @@ import numpy as np
 
 from edge.bundles.boxes import Picture
 from edge.bundles.preprocess import GoOn, always
+from edge.bundles.spans import Context
 from edge.datatypes import WIRE_TYPES, Array
 from edge.datatypes import byte_size as tensor_bytes
 from edge.errors import InvalidRequest, ModelNotReady, Raw, RequestError
@@ -20,7 +21,7 @@ from edge.repository.model import Model
 from edge.repository.repository import Repository
 from edge.scheduling.batching import byte_size, within
 from edge.scheduling.job import UseCount
-from edge.serving.parameters import Parameters, parse, with_logprobs
+from edge.serving.parameters import N_BEST, Parameters, parse, with_logprobs
 from edge.serving.request import UncheckedRequest, request_of
 from edge.serving.shared_memory import SharedMemory, TensorRegion, is_shared, tensor_region
 from edge.serving.wire import Sent, requested_classes, requested_outputs, sent_inputs
@@ -59,7 +60,8 @@ class Form(NamedTuple):
     size: int = 1  # what the time of its run grows with
     size_bytes: int = 0
     shapes: Hashable = ()  # the key that requests of one run share
-    contexts: Sequence[Picture] = ()  # of the rows, before boxes
+    contexts: Sequence[Context] = ()  # whose windows are then the rows
+    pictures: Sequence[Picture] = ()  # of the rows, before boxes
 
     def inputs(self, contents: Sequence[bytes]) -> dict[str, Array] | None:
         """Return the inputs in raw contents, without a copy; None where a validation has to say what is wrong."""
@@ -102,14 +104,17 @@ class Draft(NamedTuple):
         ``go_on`` is called before each part that takes long, and raises an error if the client has gone.
         """
         model = self.form.model
-        inputs, contexts = model.prepare({name: tensor.decode() for name, tensor in self.sent.items()}, go_on)
+        inputs, contexts, pictures = model.prepare({name: tensor.decode() for name, tensor in self.sent.items()}, go_on)
         assembler = model.executors[model.full_tier].assembler
         form = self.form._replace(
             size=assembler.size(inputs),
             size_bytes=byte_size(inputs) + self.message_bytes,
             shapes=assembler.key(inputs),
             contexts=contexts,
+            pictures=pictures,
         )
+        if contexts:
+            form = _with_windows(form, contexts)
         return Prepared(form, inputs)
 
     def unprepared(self) -> Form:
@@ -168,8 +173,8 @@ class Forms:
         }
         sent = sent_inputs(request.inputs, contents, model.inputs, self._shared_memory)
         rows = model.check_shapes({name: tensor.shape for name, tensor in sent.items()})
-        if model.boxes or parameters.threshold is not None:
-            names = _with_boxes(model, names, classes, [output.name for output in request.outputs], sent, parameters)
+        if model.spans or model.boxes or parameters.n_best or parameters.threshold is not None:
+            names = _with_made(model, names, [output.name for output in request.outputs], sent, parameters)
         slow = _is_slow(model, sent)
         tensors: tuple[_Tensor, ...] | None = None
         if key and not regions and not slow:
@@ -182,6 +187,8 @@ class Forms:
             options = model.apply_head(options, head, parameters.alpha)
             take(head)
             uses = (model.use, head.use)
+        if model.spans or model.boxes:
+            _check_unranked(model, classes)
         texts = bool(classes) or not model.texts.isdisjoint(names)
         form = Form(entry, model, tensors or (), parameters, names, rows, options, classes, texts, uses)
         raw = all(isinstance(tensor.contents, bytes) for tensor in sent.values())
@@ -217,38 +224,55 @@ def _keep(forms: dict[bytes, T], key: bytes, form: T) -> None:
     forms[key] = form
 
 
-def _with_boxes(
-    model: Model,
-    names: list[str],
-    classes: Mapping[str, int],
-    requested: Sequence[str],
-    sent: Collection[str],
-    parameters: Parameters,
+def _with_made(
+    model: Model, names: list[str], requested: Sequence[str], sent: Collection[str], parameters: Parameters
 ) -> list[str]:
-    """Return the outputs to send: without any ``requested``, boxes in pictures, and the graph's own for pixels.
+    """Return the outputs to send: without any ``requested``, answers and boxes of texts and pictures, else the graph's.
 
-    Raise an InvalidRequest for boxes of pixels, whose picture has no known size, for ranked boxes, and for parameters
-    of boxes where there are none.
+    Raise an InvalidRequest for answers to tokens, which have no text, for boxes of pixels, whose picture has no known
+    size, and for parameters of answers and boxes where there are none.
     """
-    made = [spec.name for spec in model.boxes.results] if model.boxes else []
-    pictures = [spec.name for spec in model.step.inputs] if model.step else []
-    is_picture = bool(made) and pictures[0] in sent
+    step = model.spans or model.boxes
+    made = [spec.name for spec in step.results] if step else []
+    sources = [spec.name for spec in model.step.inputs] if model.step else []
+    is_source = bool(made) and sources[0] in sent
     if not requested:
-        names = [name for name in names if (name in made) == is_picture]
+        names = [name for name in names if (name in made) == is_source]
     found = [name for name in names if name in made]
-    if found and not is_picture:
-        subject, fix = f"output {found[0]!r} of {model.name!r}", "Send pictures, or leave the output out."
-        raise InvalidRequest(subject, given=Raw("pixels"), expected=f"{pictures[0]!r}", fix=fix)
-    for name in found:
-        if name in classes:
-            subject, fix = f"classes of output {name!r} of {model.name!r}", f"Send the parameter {TOP_K!r}."
-            raise InvalidRequest(subject, given=classes[name], expected="none: boxes are ranked", fix=fix)
-    of_boxes = {THRESHOLD: parameters.threshold, TOP_K: parameters.text.get(TOP_K) if model.boxes else None}
-    for name, value in of_boxes.items():
-        if value is not None and not found:
-            subject, expected = f"parameter {name!r} of {model.name!r}", "none: the request gets no boxes"
+    if found and not is_source:
+        given, what = ("pixels", "pictures") if model.boxes else ("token ids", "texts")
+        subject, fix = f"output {found[0]!r} of {model.name!r}", f"Send the {what}, or leave the output out."
+        raise InvalidRequest(subject, given=Raw(given), expected=" and ".join(map(repr, sources)), fix=fix)
+    for name, value, of, what in (
+        (N_BEST, parameters.n_best, model.spans, "answers to questions"),
+        (THRESHOLD, parameters.threshold, model.boxes, "boxes"),
+        (TOP_K, parameters.text.get(TOP_K) if model.boxes else None, model.boxes, "boxes"),
+    ):
+        if value is not None and not (of and found):
+            subject, expected = f"parameter {name!r} of {model.name!r}", f"none: the request gets no {what}"
             raise InvalidRequest(subject, given=value, expected=expected, fix="Leave it out.")
     return names
+
+
+def _check_unranked(model: Model, classes: Mapping[str, int]) -> None:
+    step, parameter, what = (model.spans, N_BEST, "answers") if model.spans else (model.boxes, TOP_K, "boxes")
+    for spec in step.results if step else ():
+        if spec.name in classes:
+            subject, fix = f"classes of output {spec.name!r} of {model.name!r}", f"Send the parameter {parameter!r}."
+            raise InvalidRequest(subject, given=classes[spec.name], expected=f"none: {what} are ranked", fix=fix)
+
+
+def _with_windows(form: Form, contexts: Sequence[Context]) -> Form:
+    """Return a form whose rows are the windows; refuse outputs of the graph unless each context has one window."""
+    rows = sum(len(context.windows) for context in contexts)
+    logits = [name for name in form.output_names if any(spec.name == name for spec in form.model.manifest.outputs)]
+    if logits and rows > form.rows:
+        step = form.model.step
+        given, expected = Raw(f"{rows} windows of tokens"), f"{form.rows}, one for each row, beside the logits"
+        fix = f"Shorten the text in {step.inputs[1].name!r}, or request answers alone." if step else ""
+        raise InvalidRequest(f"output {logits[0]!r} of {form.model.name!r}", given=given, expected=expected, fix=fix)
+    held = sum(len(context.text) + context.offsets.nbytes for context in contexts)
+    return form._replace(rows=rows, size_bytes=form.size_bytes + held)
 
 
 def take(model: Model) -> None:

@@ -310,7 +310,7 @@ class InferenceService:
                 raise error
             assert isinstance(prepared, Prepared)  # else it was cancelled
             call.form, call.inputs = prepared
-            call.size, call.shapes = call.form.size, call.form.shapes
+            call.rows, call.size, call.shapes = call.form.rows, call.form.size, call.form.shapes
             call.size_bytes = call.form.size_bytes + len(call.arrival.request_id)
             if self._submit(call):
                 self._finish(call)

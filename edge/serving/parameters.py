@@ -21,6 +21,8 @@ from edge.serving.request import Values, check_name, parameter_kind
 TIER, TIER_REASON = "tier", "tier_reason"
 #: Parameters of a loop.
 MAX_LOOPS, TOLERANCE = "max_loops", "tolerance"
+#: The parameter of answers to questions, and its largest value.
+N_BEST, _MOST_ANSWERS = "n_best", 100
 _INTEGERS = ("int64_param", "uint64_param")
 #: Parameters that the server reads, and the kinds of value that each accepts. Clients may add others.
 _KINDS: dict[str, tuple[str, ...]] = {
@@ -48,6 +50,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
     LOGPROBS: ("bool_param",),
     "head": ("string_param",),
     "alpha": ("double_param", *_INTEGERS),
+    N_BEST: _INTEGERS,
     THRESHOLD: ("double_param", *_INTEGERS),
 }
 #: Those of generated text, one of which boxes have, too, and those that are numbers with a fraction.
@@ -78,6 +81,7 @@ class Parameters(NamedTuple):
     text: Mapping[str, Any] = MappingProxyType({})  # fields of :class:`edge.programs.sampling.Sampling`
     head: str = ""  # another model, as NAME or NAME:VERSION, and how much it moves the logits
     alpha: float | None = None
+    n_best: int | None = None  # answers to a question
     threshold: float | None = None  # of the scores of boxes
 
 
@@ -107,6 +111,9 @@ def parse(given: Values) -> Parameters:
     if priority > PRIORITY_LEVELS:
         expected = f"1, the highest, to {PRIORITY_LEVELS}, or 0"
         raise InvalidRequest("parameter 'priority'", given=priority, expected=expected, fix="0 is the default.")
+    if not 1 <= values.get(N_BEST, 1) <= _MOST_ANSWERS:
+        subject, expected = f"parameter {N_BEST!r}", f"1 to {_MOST_ANSWERS}"
+        raise InvalidRequest(subject, given=values[N_BEST], expected=expected, fix="1 is the default.")
     if not 0 <= values.get(THRESHOLD, 0) <= 1:
         subject = f"parameter {THRESHOLD!r}"
         raise InvalidRequest(subject, given=values[THRESHOLD], expected="0 to 1", fix="The model has a default.")
@@ -130,6 +137,7 @@ def parse(given: Values) -> Parameters:
         text={name: values[name] for name in _TEXT if name in values},
         head=values.get("head", ""),
         alpha=values.get("alpha"),
+        n_best=values.get(N_BEST),
         threshold=values.get(THRESHOLD),
     )
 

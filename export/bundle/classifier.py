@@ -28,18 +28,19 @@ from export.bundle.exported import RUNTIMES
 from export.bundle.tier_files import export_tier, files_of, tiers_of
 from export.data.examples import HOLDOUT, Examples, drawn, limited, split_holdout
 from export.data.images import ImageFolder, Images, ImageShape, image_step
+from export.data.squad import window_shape
 from export.data.unlabelled import MAX_TEXT_BYTES, read_image, read_pixels, sample_texts
 from export.finetune import IMPORTED
 from export.finetune.image_tasks import ImageTask
 from export.finetune.imported import MOST_HELD_OUT, ImportedTask, check_alike
 from export.finetune.models import Architecture, OpenedModel, open_model, space_of
 from export.finetune.predictions import read_matching
-from export.finetune.questions import SQUAD, SquadQuestions, as_imported
+from export.finetune.questions import SquadQuestions, as_imported, questions_task
 from export.finetune.run import split_of, task_of
 from export.finetune.text_tasks import SentenceTask
 from export.importing.image_processor import sample_images
 from export.models.convert import golden_of
-from export.models.heads import Head, tensors_of
+from export.models.heads import Head, SpanClassifier, tensors_of
 from export.quantize.calibration import CALIBRATION_ROWS
 from export.training.points import MAX_BATCH_SIZE
 from export.training.provenance import provenance
@@ -64,7 +65,7 @@ class Classifiers(NamedTuple):
     """Runs of one task: an :class:`export.bundle.exportable.Exportable`.
 
     Attributes:
-        runs: the full model first; also imported runs and those on SQuAD.
+        runs: the full model first; also imported runs and those on questions.
         name: of the bundle.
         data: the data directory, of imported runs their texts or images; None takes some of ours, and measures nothing.
         tiers: a name for each run; each tier has a twin in INT8, ``<tier>-int8``.
@@ -179,17 +180,17 @@ class _FineTuned:
 
 
 class _Imported:
-    """Imported runs, those made of them, and runs on SQuAD: the answers of the first one are the targets."""
+    """Imported runs, those made of them, and runs on questions: the answers of the first one are the targets."""
 
     def __init__(self, runs: Sequence[_Run], data: Path | None) -> None:
         first = runs[0]
         for run in runs:
-            fix = "Give an imported run first, and runs that were reduced from it; or runs on SQuAD alone."
+            fix = "Give an imported run first, and runs that were reduced from it; or runs on questions alone."
             check_alike(f"run {run.path}", run.opened, first.architecture, first.path, fix)
         _check_space(runs)
-        config = first.opened.config
-        is_squad = config is not None and config.arguments["task"] == SQUAD.name
-        self.task = task = (SquadQuestions if is_squad else ImportedTask)(first.architecture, first.head)
+        trained_on, described = questions_task(first.opened.config), (first.architecture, first.head)
+        task = SquadQuestions(*described, trained_on=trained_on) if trained_on else ImportedTask(*described)
+        self.task = task
         self._data, self._first = data, first.path
         self.labels = labels = first.architecture.labels
         what = task.name.replace("-", " ")
@@ -208,7 +209,16 @@ class _Imported:
             items = self.task.items(self._data)
         golden, calibration = _split(items, GOLDEN_ROWS, CALIBRATION_ROWS)
         by_token, names = run.head.by_token, names[: 1 + architecture.pair]
-        return text_inputs(run.path, names, architecture, golden, calibration, by_token=by_token)
+        return text_inputs(
+            run.path,
+            names,
+            architecture,
+            golden,
+            calibration,
+            max_text_bytes=max(MAX_TEXT_BYTES, *(len(text.encode()) for texts in items.texts for text in texts)),
+            by_token=by_token,
+            windows=window_shape(architecture.max_length) if isinstance(run.head, SpanClassifier) else None,
+        )
 
     def _images(self, step: ImagePreprocess) -> ClientInputs:
         if self._data is None:

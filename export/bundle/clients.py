@@ -11,7 +11,7 @@ import numpy as np
 from edge.bundles.image import ImagePreprocessor
 from edge.bundles.manifest import Profile
 from edge.bundles.preprocess import TokenizerPreprocessor
-from edge.bundles.steps import ImagePreprocess, TokenizerPreprocess
+from edge.bundles.steps import ImagePreprocess, TokenizerPreprocess, WindowShape
 from edge.datatypes import Array, TensorSpec, datatype_of
 from export.data.tokens import load_tokenizer
 from export.data.unlabelled import MAX_TEXT_BYTES
@@ -62,8 +62,12 @@ def text_inputs(
     *,
     max_text_bytes: int = MAX_TEXT_BYTES,
     by_token: bool = False,
+    windows: WindowShape | None = None,
 ) -> ClientInputs:
-    """Return a text or a pair, by their ``names``, of a run's tokenizer; with ``by_token`` characters of each token."""
+    """Return a text or a pair, by their ``names``, of a run's tokenizer; with ``by_token`` characters of each token.
+
+    With ``windows``, golden and calibration rows are the first windows of their pairs.
+    """
     pair = names[1] if len(names) == 2 else None
     step = TokenizerPreprocess(
         input=names[0],
@@ -77,6 +81,7 @@ def text_inputs(
         # The only segment of a single text, or of a model such as RoBERTa, is a constant of the graph.
         segments=SEGMENTS if pair and architecture.transformer.segments > 1 else None,
         offsets=OFFSETS if by_token else None,
+        windows=windows,
     )
     definition = load_tokenizer(run).to_str().encode()
     tokenize = TokenizerPreprocessor(step, definition, str(run / TOKENIZER))

@@ -18,12 +18,22 @@ from export.training.options import DIRECTORY, imported_data_option, out_option,
 @imported_data_option
 @click.option("--pair", is_flag=True, help="The classifier reads two texts together.")
 @click.option(
+    "--no-answer", is_flag=True, help="The model says where a context has no answer, as models for SQuAD 2.0 do."
+)
+@click.option(
     "--max-length", type=click.IntRange(8), help="Most tokens of a text.  [default: the limit of the directory]"
 )
 @replace_option("an earlier run at --out")
 @json_option
 def import_(
-    directory: Path, out: Path, data: Path | None, pair: bool, max_length: int | None, replace: bool, as_json: bool
+    directory: Path,
+    out: Path,
+    data: Path | None,
+    pair: bool,
+    no_answer: bool,
+    max_length: int | None,
+    replace: bool,
+    as_json: bool,
 ) -> None:
     """Turn a Hugging Face directory into a run.
 
@@ -36,7 +46,7 @@ def import_(
     with loading_torch():
         from export.importing.run import import_run
     with working(f"importing {directory}"):
-        imported = import_run(directory, out, data=data, pair=pair, max_length=max_length)
+        imported = import_run(directory, out, data=data, pair=pair, no_answer=no_answer, max_length=max_length)
     if imported.missing:
         remark(
             f"{directory}: not compared with the original, because {imported.missing} is not installed. "

@@ -1,4 +1,4 @@
-"""SQuAD v1.1: questions, and windows of tokens with parts of their contexts.
+"""SQuAD: questions, and windows of tokens with parts of their contexts.
 
 Rajpurkar et al. 2016, "SQuAD: 100,000+ Questions for Machine Comprehension of Text". XQuAD has the same format.
 """
@@ -10,8 +10,10 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
+from edge.bundles.spans import Context, windows_of
+from edge.bundles.steps import WindowShape
 from edge.datatypes import Array
 from edge.errors import Raw
 from export.data.examples import held_out
@@ -20,12 +22,15 @@ from export.errors import DataError
 
 #: Tokens of a question that are read, as in BERT.
 LONGEST_QUESTION = 64
+#: Tokens of a window with room for the longest question, three special tokens, and 29 of the context.
+_USUAL_LENGTH = LONGEST_QUESTION + 3 + 29
 #: The official files, and a free one without a training set, of whose articles a quarter becomes dev.
 _TRAIN, _DEV, _ALONE = "train-v1.1.json", "dev-v1.1.json", "xquad.en.json"
 _DEV_SHARE, _DEV_SEED = 0.25, 1  # another seed than the hold-out's, so that neither split depends on the other
 _FIX = (
     "Get the files in SQuAD v1.1 JSON from rajpurkar.github.io/SQuAD-explorer, or xquad.en.json of XQuAD, into squad/."
 )
+_FIX_OWN = "Repair the file, or give a table; a question without an answer has no answers, and is_impossible is true."
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -36,7 +41,10 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A question on a paragraph of an article; training uses its first answer, evaluation all of them."""
+    """A question on a paragraph of an article; training uses its first answer, evaluation all of them.
+
+    Without answers, as in SQuAD 2.0, the right one is none.
+    """
 
     id: str
     title: str
@@ -49,6 +57,7 @@ class _Entry(msgspec.Struct):
     id: str
     question: str
     answers: tuple[Answer, ...]
+    is_impossible: bool = False
 
 
 class _Paragraph(msgspec.Struct):
@@ -74,11 +83,13 @@ class Windows(Encoded, frozen=True):
     Attributes:
         question_rows: index of the question of each window, [n].
         offsets: first and last character in the context of each token of a window, [T, 2]; -1 outside of the context.
+        contexts: of the questions, with their windows in the order of the rows.
     """
 
     questions: tuple[Question, ...]
     question_rows: Array
     offsets: tuple[Array, ...]
+    contexts: tuple[Context, ...]
 
 
 def read_splits(directory: Path) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
@@ -103,34 +114,39 @@ def _read_several(path: Path) -> tuple[Question, ...]:
     return questions
 
 
-def read(path: str | Path) -> tuple[Question, ...]:
+def read(path: str | Path, *, no_answer: bool = False) -> tuple[Question, ...]:
     """Read a file.
 
+    Args:
+        no_answer: whether questions may have no answer, as in SQuAD 2.0.
+
     Raises:
-        DataError: it is missing or malformed, or an answer is not at its place.
+        DataError: it is missing or malformed, or an answer is not at its place, or missing.
     """
+    fix = _FIX_OWN if no_answer else _FIX
     try:
         articles = msgspec.json.decode(Path(path).read_bytes(), type=_File).data
     except OSError as error:
-        raise DataError(f"{path}", given=Raw(error.strerror), expected="a file", fix=_FIX) from None
+        raise DataError(f"{path}", given=Raw(error.strerror), expected="a file", fix=fix) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}", given=Raw(error), expected="SQuAD v1.1 JSON", fix=_FIX) from None
-    questions = tuple(
-        Question(entry.id, article.title, paragraph.context, entry.question, entry.answers)
+        expected = "SQuAD v1.1 or v2.0 JSON" if no_answer else "SQuAD v1.1 JSON"
+        raise DataError(f"{path}", given=Raw(error), expected=expected, fix=fix) from None
+    entries = [
+        (Question(entry.id, article.title, paragraph.context, entry.question, entry.answers), entry.is_impossible)
         for article in articles
         for paragraph in article.paragraphs
         for entry in paragraph.qas
-    )
-    for question in questions:
+    ]
+    for question, is_impossible in entries:
         subject = f"{path} question {question.id!r}"
-        if not question.answers:
-            raise DataError(subject, given=Raw("no answer"), expected="one at least", fix=_FIX)
+        if not question.answers and not (no_answer and is_impossible):
+            raise DataError(subject, given=Raw("no answer"), expected="one at least", fix=fix)
         for answer in question.answers:
             given = question.context[answer.answer_start : answer.answer_start + len(answer.text)]
             if given != answer.text or not given:
                 subject += f" character {answer.answer_start} of the context"
-                raise DataError(subject, given=given, expected=f"the answer {answer.text!r}", fix=_FIX)
-    return questions
+                raise DataError(subject, given=given, expected=f"the answer {answer.text!r}", fix=fix)
+    return tuple(question for question, _ in entries)
 
 
 def split_articles(
@@ -142,43 +158,47 @@ def split_articles(
     return tuple(question for question, out in pairs if not out), tuple(question for question, out in pairs if out)
 
 
-def encode_windows(
-    tokenizer: Tokenizer, questions: Sequence[Question], *, max_length: int = 384, stride: int = 128
-) -> Windows:
-    """Tokenise questions with their contexts, and cut long contexts into overlapping windows.
+def window_shape(max_length: int) -> WindowShape:
+    """Return how contexts are cut into windows of ``max_length`` tokens: BERT's of 384 share 128.
 
-    Args:
-        tokenizer: its first token is the summary.
-        stride: tokens that neighbouring windows share; fewer than there is room for the context.
+    They share at most half of the context beside a long question, which has a third of windows below 96 tokens.
     """
-    pairs = [(_shortened(tokenizer, question.question), question.context) for question in questions]
-    tokenizer.enable_truncation(max_length, stride=stride, strategy="only_second")
-    rows, windows = [], []
-    for row, encoding in enumerate(tokenizer.encode_batch(pairs)):
-        rows += [row] * (1 + len(encoding.overflowing))
-        windows += [encoding, *encoding.overflowing]
-    tokenizer.no_truncation()
-    offsets = tuple(map(_context_offsets, windows))
-    spans = [_span(offset, questions[row].answers[0]) for row, offset in zip(rows, offsets, strict=True)]
+    question = LONGEST_QUESTION if max_length >= _USUAL_LENGTH else max(max_length // 3, 1)
+    stride = max(min(max_length // 3, (max_length - question - 3) // 2), 0)
+    return WindowShape(question_tokens=question, stride=stride)
+
+
+def encode_windows(
+    tokenizer: Tokenizer, questions: Sequence[Question], *, max_length: int = 384, shape: WindowShape
+) -> Windows:
+    """Tokenise questions with their contexts, and cut long contexts into overlapping windows, as a device does.
+
+    The tokenizer's first token is the summary.
+    """
+    rows, tokens, segments, offsets, spans, contexts = [], [], [], [], [], []
+    encodings = tokenizer.encode_batch([(question.question, question.context) for question in questions])
+    for row, (question, encoding) in enumerate(zip(questions, encodings, strict=True)):
+        parts = np.array([-1 if part is None else part for part in encoding.sequence_ids], np.int64)
+        ids, types = (np.array(values, np.int32) for values in (encoding.ids, encoding.type_ids))
+        of_context = np.array(encoding.offsets, np.int64)
+        of_context[parts != 1] = -1
+        cut = list(windows_of(parts, max_length, shape))
+        for indices, _ in cut:
+            rows.append(row)
+            tokens.append(ids[indices])
+            segments.append(types[indices])
+            offsets.append(of_context[indices])
+            spans.append(_span(offsets[-1], question.answers[0]) if question.answers else (0, 0))
+        contexts.append(Context(question.context, of_context[parts == 1], tuple(window for _, window in cut)))
     return Windows(
-        tuple(np.array(window.ids, dtype=np.int32) for window in windows),
-        tuple(np.array(window.type_ids, dtype=np.int32) for window in windows),
+        tuple(tokens),
+        tuple(segments),
         np.array(spans, dtype=np.int64).reshape(-1, 2),
         tuple(questions),
         np.array(rows, dtype=np.int64),
-        offsets,
+        tuple(offsets),
+        tuple(contexts),
     )
-
-
-def _shortened(tokenizer: Tokenizer, question: str) -> str:
-    ends = tokenizer.encode(question, add_special_tokens=False).offsets
-    return question if len(ends) <= LONGEST_QUESTION else question[: ends[LONGEST_QUESTION - 1][1]]
-
-
-def _context_offsets(window: Encoding) -> Array:
-    offsets = np.array(window.offsets, dtype=np.int64)
-    offsets[np.array([sequence != 1 for sequence in window.sequence_ids])] = -1
-    return offsets
 
 
 def _span(offsets: Array, answer: Answer) -> tuple[int, int]:

@@ -47,6 +47,7 @@ class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         embedding: of a model of embeddings, which has no labels; None for others.
         pair: whether an imported model reads two texts together.
         image: how an imported model reads images; None for others.
+        no_answer: whether a span may be none, as in SQuAD 2.0.
         int8: names of the products that an earlier version trained for INT8; they are read in FP32, as all others are.
     """
 
@@ -60,6 +61,7 @@ class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     embedding: Embedding | None = None
     pair: bool = False
     image: ImagePreprocess | None = None
+    no_answer: bool = False
     int8: tuple[str, ...] = ()
 
     def create(self, transformer: Transformer) -> Head:
@@ -68,7 +70,7 @@ class Architecture(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         if self.embedding is not None:
             head = SentenceEmbedder(transformer, self.pooling, self.embedding)
         elif not self.labels:
-            head = SpanClassifier(transformer)
+            head = SpanClassifier(transformer, no_answer=self.no_answer)
         elif self.per_token:
             head = TokenClassifier(transformer, len(self.labels))
         else:

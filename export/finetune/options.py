@@ -159,7 +159,8 @@ _OPTIONS = (
         "--data",
         type=click.Path(path_type=Path),
         help="Instead of TASK, your own data: a table (.csv, .tsv, .jsonl, .parquet), a directory with train.csv and "
-        "dev.csv, one that Hugging Face's datasets saved, or a folder of images as CLASS/NAME.png. With an imported "
+        "dev.csv, one that Hugging Face's datasets saved, or a folder of images as CLASS/NAME.png. A table with "
+        "question, context and answer, or SQuAD's JSON, trains a model that finds answers. With an imported "
         "run as --teacher, texts or images without labels, as `fewheads import` takes them.",
     ),
     click.option(
@@ -227,6 +228,9 @@ def _remarks(data: OwnData) -> list[str]:
         folders = {Path(path) for path in (data.path, data.dev) if path}
         unread = sum(file.suffix.lower() in OTHER_ENDINGS for folder in folders for file in folder.rglob("*"))
         lines += [f"{name}: images that are neither JPEG nor PNG are left out: {unread:,}"] * bool(unread)
+    elif data.spans:
+        some = ", some of which have none" if data.no_answer else ""
+        lines = [f"{name}: questions with answers in their contexts{some}; {rows}"]
     else:
         kind = _classes(data) if data.labels else "values"
         lines = [f"{name}: text in {' and '.join(data.texts)}, {kind} in {data.label}; {rows}"]

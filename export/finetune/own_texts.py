@@ -23,9 +23,11 @@ from export.data.columns import (
     values_of,
 )
 from export.data.examples import DEV_SEED, DEV_SHARE, TRAIN, Examples, Splits
+from export.data.question_tables import is_questions
 from export.data.tables import DEV, DataFiles, DataTable, find, read_table
 from export.errors import DataError
 from export.finetune.image_tasks import describe_images, own_image_task
+from export.finetune.questions import describe_questions, own_questions
 from export.finetune.task import Task
 from export.finetune.text_tasks import SentenceTask, held_rows
 from export.training.runs import SPLIT, DataFile, OwnData, SplitVersion
@@ -76,6 +78,8 @@ def own_task(data: OwnData, split: SplitVersion = SPLIT) -> Task:
     """Return the task of described data; ``split`` is that of texts."""
     if data.images:
         return own_image_task(data)
+    if data.spans:
+        return own_questions(data)
     return OwnTextTask(
         name=data.name,
         texts=data.texts,
@@ -109,6 +113,8 @@ def describe(
     """
     images = find(path, dev).images
     data = OwnData(path=str(path.resolve()), images=images, dev=None if dev is None else str(dev.resolve()))
+    if not images and choices == ColumnChoices() and is_questions(find(path, dev).splits[TRAIN]):
+        return describe_questions(data)
     if not images:
         return _describe_texts(data, choices, split)
     if choices != ColumnChoices():

@@ -87,7 +87,7 @@ def restoring_command(config: RunConfig, data_dir: Path, *, model: Path, teacher
 def _own_data(data: OwnData) -> list[str]:
     """Return the options that read own data as they were read."""
     options = ["--data", data.path, *(["--dev", data.dev] if data.dev else [])]
-    if data.images:
+    if data.images or data.spans:
         return options
     for name in data.texts:
         options += ["--text", name]

@@ -79,18 +79,21 @@ class FineTuned(NamedTuple):
     tokenizer: Tokenizer | None
 
 
-def read_directory(directory: Path, *, pair: bool = False, max_length: int | None = None) -> FineTuned:
+def read_directory(
+    directory: Path, *, pair: bool = False, no_answer: bool = False, max_length: int | None = None
+) -> FineTuned:
     """Read a model with a head for sequences, tokens, spans or images, or a directory of sentence-transformers.
 
     A pretrained encoder without a head becomes an embedder of the mean of its last states.
 
     Args:
         pair: whether it reads two texts together, which its files do not say.
+        no_answer: whether it says where a context has no answer, which they do not say either.
         max_length: most tokens of an input; None takes the limit of the directory.
 
     Raises:
         CheckpointError: a file is missing or malformed, or the architecture, the head or a module is not supported.
-        UsageError: ``pair`` or ``max_length`` does not fit the model.
+        UsageError: ``pair``, ``no_answer`` or ``max_length`` does not fit the model.
     """
     embedder = read_embedder(directory) if (directory / MODULES).exists() else None
     place = directory if embedder is None else embedder.transformer
@@ -101,6 +104,9 @@ def read_directory(directory: Path, *, pair: bool = False, max_length: int | Non
     if pair and kind != "text-classification":
         expected = "a classifier or regression of texts"
         raise UsageError("--pair", given=Raw(f"{kind} in {directory}"), expected=expected, fix="Leave it out.")
+    if no_answer and kind != "question-answering":
+        given, expected = Raw(f"{kind} in {directory}"), "a model that answers questions"
+        raise UsageError("--no-answer", given=given, expected=expected, fix="Leave it out.")
     pretrained = load_pretrained(place)
     transformer = pretrained.transformer.config
     per_token = kind == "token-classification"
@@ -122,6 +128,7 @@ def read_directory(directory: Path, *, pair: bool = False, max_length: int | Non
         per_token=per_token,
         embedding=embedder.embedding if embedder else Embedding() if kind == EMBEDDING else None,
         pair=pair or kind == "question-answering",
+        no_answer=no_answer,
         image=read_image_processor(place / PROCESSOR, transformer.image_size, transformer.channels) if is_vit else None,
     )
     model = architecture.create(pretrained.transformer).eval()

@@ -54,13 +54,19 @@ class ImportedRun(msgspec.Struct, frozen=True):
 
 
 def import_run(
-    directory: Path, run: Path, *, data: Path | None = None, pair: bool = False, max_length: int | None = None
+    directory: Path,
+    run: Path,
+    *,
+    data: Path | None = None,
+    pair: bool = False,
+    no_answer: bool = False,
+    max_length: int | None = None,
 ) -> ImportedRun:
     """Read a directory, compare it with the package that saved it, and write a run; an earlier run is replaced.
 
     Args:
         data: texts or images, whose path is recorded for later commands.
-        pair, max_length: see :func:`export.importing.directory.read_directory`.
+        pair, no_answer, max_length: see :func:`export.importing.directory.read_directory`.
 
     Raises:
         CheckpointError: the directory is malformed or not supported.
@@ -68,7 +74,7 @@ def import_run(
         DataError: ``data`` cannot be read.
     """
     started = time.perf_counter()
-    found = read_directory(directory, pair=pair, max_length=max_length)
+    found = read_directory(directory, pair=pair, no_answer=no_answer, max_length=max_length)
     if data is not None:
         ImportedTask(found.architecture, found.model).items(data)
     missing = missing_library(found)

@@ -14,7 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from edge.bundles.steps import LabelPostprocess, Postprocess, ScorePostprocess, TokenLabelPostprocess
+from edge.bundles.steps import (
+    LabelPostprocess,
+    Postprocess,
+    ScorePostprocess,
+    SpanPostprocess,
+    TokenLabelPostprocess,
+)
 from edge.datatypes import Array
 from edge.errors import UsageError
 from export.models.transformer import Transformer
@@ -29,6 +35,8 @@ _ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "relu": torch.relu,
 }
+#: Most tokens of an answer to a question, as in the script of BERT for SQuAD.
+LONGEST_ANSWER = 30
 #: Target of a token that has no label; the default of torch's cross entropy.
 NO_LABEL = -100
 
@@ -201,15 +209,34 @@ class TokenClassifier(Head):
 
 
 class SpanClassifier(Head):
-    """Start and end of a span: two logits for each token, padding included."""
+    """Start and end of a span: two logits for each token, padding included.
+
+    Args:
+        no_answer: whether some questions have none: the span is then the first token alone, the summary.
+    """
 
     outputs: ClassVar[tuple[str, ...]] = ("start_logits", "end_logits")
     by_token: ClassVar[bool] = True
     padding: ClassVar[float] = -1e4  # exp() of it is 0
 
-    def __init__(self, transformer: Transformer) -> None:
+    def __init__(self, transformer: Transformer, *, no_answer: bool = False) -> None:
         super().__init__(transformer)
         self.width, self.classifier = 2, nn.Linear(transformer.config.dim, 2)
+        self.no_answer = no_answer
+
+    def postprocess(self, labels: tuple[str, ...] = ()) -> SpanPostprocess:
+        """Return the step for the likeliest spans of the context."""
+        start_logits, end_logits = self.outputs
+        return SpanPostprocess(
+            start_logits=start_logits,
+            end_logits=end_logits,
+            answer="answer",
+            score="score",
+            start="start",
+            end="end",
+            most_tokens=LONGEST_ANSWER,
+            no_answer=self.no_answer,
+        )
 
     def forward(
         self, inputs: Tensor, mask: Tensor | None = None, segments: Tensor | None = None

@@ -16,6 +16,7 @@ from edge.bundles.steps import (
     ImagePreprocess,
     LabelPostprocess,
     ScorePostprocess,
+    SpanPostprocess,
     TokenizerPreprocess,
     TokenLabelPostprocess,
 )
@@ -123,7 +124,11 @@ def _task_of(manifest: Manifest) -> str:
         return "object-detection"
     if not isinstance(before, TokenizerPreprocess):
         return ""
-    kinds = {LabelPostprocess: "text-classification", TokenLabelPostprocess: "token-classification"}
+    kinds = {
+        LabelPostprocess: "text-classification",
+        TokenLabelPostprocess: "token-classification",
+        SpanPostprocess: "question-answering",
+    }
     if isinstance(after, ScorePostprocess):
         return "text-ranking" if before.pair else "text-classification"
     return kinds.get(type(after), "") if after else "feature-extraction" if manifest.space else ""

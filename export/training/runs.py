@@ -195,6 +195,7 @@ class OwnData(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         dev: absolute path of ``--dev``, if it was given.
         texts: columns of the text, or of both texts.
         label: column of the classes or values.
+        spans: whether they are questions, contexts and answers, and ``no_answer`` whether some have none.
         values: the classes as they are in the files, in the order of their numbers; empty for values to predict.
         labels: names of the classes, usually the same.
         image_size: pixels of a side for a new model; 0 for texts.
@@ -205,6 +206,8 @@ class OwnData(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     dev: str | None = None
     texts: tuple[str, ...] = ()
     label: str = ""
+    spans: bool = False
+    no_answer: bool = False
     values: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     image_size: int = 0

@@ -149,6 +149,8 @@ def test_image_processors_that_are_not_supported(fields, message, tmp_path):
 def test_options_that_do_not_fit(classifier, embedder, tmp_path):
     with pytest.raises(UsageError, match=r"--pair: got sentence-embedding in .*, expected a classifier or regression"):
         read_directory(embedder, pair=True)
+    with pytest.raises(UsageError, match=r"--no-answer: got sentence-embedding in .*, expected a model that answers"):
+        read_directory(embedder, no_answer=True)
     with pytest.raises(UsageError, match="--max-length: got 65, expected at most 64, the model's positions"):
         read_directory(classifier, max_length=65)
     assert read_directory(classifier, max_length=20).architecture.max_length == 20

