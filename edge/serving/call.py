@@ -202,7 +202,7 @@ class ResponseBuilder:
                     raise _no_order(model, step.boxes, name)
             threshold = step.threshold if form.parameters.threshold is None else form.parameters.threshold
             top_k = form.parameters.text.get(TOP_K, step.top_k)
-            logits, shares = (outputs[name] for name in step.reads)
+            logits, shares = (answer.outputs[name] for name in step.reads)  # they may be ranked in outputs
             outputs = {**outputs, **boxes.extract(step, logits, shares, form.contexts, threshold, top_k)}
         return InferResponse(model, request_id, {name: outputs[name] for name in names}, regions, parameters)
 

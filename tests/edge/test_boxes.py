@@ -194,6 +194,10 @@ def test_boxes_are_not_made_of_nan_nor_ranked_again(server):
         asked(server, "grpc", FILES[0], black)
     assert np.isnan(asked(server, "grpc", black, requested=["logits"])["logits"]).all()
     with triton.InferenceServerClient(server["grpc"]) as client:
+        wanted = [triton.InferRequestedOutput("boxes"), triton.InferRequestedOutput("logits", class_count=2)]
+        result = client.infer(NAME, [triton_input("image", column(FILES[0]))], outputs=wanted)
+        assert result.as_numpy("boxes").shape == (1, len(expected()[0]), 4)
+        assert result.as_numpy("logits").shape == (1, 2)
         wanted = [triton.InferRequestedOutput("scores", class_count=1)]
         with pytest.raises(InferenceServerException, match=r"classes of output 'scores'.*expected none: boxes are"):
             client.infer(NAME, [triton_input("image", column(FILES[0]))], outputs=wanted)
