@@ -41,10 +41,10 @@ _MOST_ALPHA = 1000
 
 
 class Inputs(NamedTuple):
-    """The inputs of a graph, and before boxes the contexts of its rows: the pictures."""
+    """The inputs of a graph, and before boxes the pictures that they were made of."""
 
     tensors: dict[str, Array]
-    contexts: Sequence[Picture] = ()
+    pictures: Sequence[Picture] = ()
 
 
 class Model:
@@ -232,11 +232,11 @@ class Model:
             InvalidRequest: a text or an image cannot be read, its tokens are outside the profile, or values are wrong.
         """
         inputs, step = dict(arrays), self.step
-        contexts: Sequence[Picture] = ()
+        pictures: Sequence[Picture] = ()
         if step and step.inputs[0].name in inputs:
             sent = [inputs.pop(spec.name) for spec in step.inputs]
             if self.boxes and isinstance(step, ImagePreprocessor):
-                computed, contexts = step.placed(*sent, go_on=go_on)
+                computed, pictures = step.placed(*sent, go_on=go_on)
             else:
                 computed = step(*sent, go_on=go_on)
             for name, array in computed.items():
@@ -244,7 +244,7 @@ class Model:
             inputs |= computed
         if error := self.wrong_values(inputs):
             raise error
-        return Inputs(inputs, contexts)
+        return Inputs(inputs, pictures)
 
     def _check_profile(self, name: str, shape: tuple[int, ...]) -> None:
         profile = self.manifest.profile.get(name)

@@ -196,14 +196,14 @@ class ResponseBuilder:
                 rows = len(outputs[name]) if model.manifest.max_batch_size else 0
                 outputs[name] = largest_classes(outputs[name], count, model.labels.get(name, ()), rows)
         step = model.boxes
-        if step and form.contexts and any(spec.name in names for spec in step.results):
+        if step and form.pictures and any(spec.name in names for spec in step.results):
             for name in step.reads:
                 if name in answer.nonfinite:
                     raise _no_order(model, step.boxes, name)
             threshold = step.threshold if form.parameters.threshold is None else form.parameters.threshold
             top_k = form.parameters.text.get(TOP_K, step.top_k)
             logits, shares = (answer.outputs[name] for name in step.reads)  # they may be ranked in outputs
-            outputs = {**outputs, **boxes.extract(step, logits, shares, form.contexts, threshold, top_k)}
+            outputs = {**outputs, **boxes.extract(step, logits, shares, form.pictures, threshold, top_k)}
         return InferResponse(model, request_id, {name: outputs[name] for name in names}, regions, parameters)
 
 
@@ -241,7 +241,7 @@ class Encoder:
     def slow(self, form: Form, answer: JobResult) -> bool:
         """Return whether :meth:`encode` takes milliseconds, so that no event loop may call it."""
         outputs, derived = answer.outputs, form.model.derived
-        if form.contexts and form.model.boxes:
+        if form.pictures and form.model.boxes:
             return sum(outputs[name].size for name in form.model.boxes.reads) > _INLINE_ELEMENTS
         if not form.texts:
             return False

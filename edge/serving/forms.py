@@ -59,7 +59,7 @@ class Form(NamedTuple):
     size: int = 1  # what the time of its run grows with
     size_bytes: int = 0
     shapes: Hashable = ()  # the key that requests of one run share
-    contexts: Sequence[Picture] = ()  # of the rows, before boxes
+    pictures: Sequence[Picture] = ()  # of the rows, before boxes
 
     def inputs(self, contents: Sequence[bytes]) -> dict[str, Array] | None:
         """Return the inputs in raw contents, without a copy; None where a validation has to say what is wrong."""
@@ -102,13 +102,13 @@ class Draft(NamedTuple):
         ``go_on`` is called before each part that takes long, and raises an error if the client has gone.
         """
         model = self.form.model
-        inputs, contexts = model.prepare({name: tensor.decode() for name, tensor in self.sent.items()}, go_on)
+        inputs, pictures = model.prepare({name: tensor.decode() for name, tensor in self.sent.items()}, go_on)
         assembler = model.executors[model.full_tier].assembler
         form = self.form._replace(
             size=assembler.size(inputs),
             size_bytes=byte_size(inputs) + self.message_bytes,
             shapes=assembler.key(inputs),
-            contexts=contexts,
+            pictures=pictures,
         )
         return Prepared(form, inputs)
 
