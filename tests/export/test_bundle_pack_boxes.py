@@ -13,6 +13,7 @@ from edge.bundles.image import ImagePreprocessor
 from edge.errors import FewheadsError
 from edge.launch import running_server
 from edge.runtimes.tensorrt.build import compile_onnx
+from export.cli.export import export
 from export.importing.image_processor import read_image_processor
 from tests.support.commands import shown
 from tests.support.detector_model import LABELS, QUERIES, SIZE, graph
@@ -22,6 +23,7 @@ from tests.support.models import serialized
 from tests.support.onnx_graphs import packed, write
 from tests.support.sample_requests import column
 from tests.support.stock_client import served_bundles
+from tests.support.task_data import invoke
 
 SIDE = 64
 PROCESSOR = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "do_normalize": False}
@@ -169,6 +171,11 @@ def test_a_detector_without_labels(tmp_path, image):
     step = Bundle.open(packed(path, "--detect", "detr", *image)["bundle"]).manifest.postprocess
     assert (step.activation, step.label, len(step.results)) == ("softmax", None, 3)
     assert (step.threshold, step.top_k) == (0.5, QUERIES)
+    place = tmp_path / "models" / "own-1"
+    assert "pipeline_tag: object-detection" in (place / "README.md").read_text()
+    assert f"the longer side to {SIZE}, zeros to the right or below" in " ".join(shown("info", place).split())
+    written = json.loads(invoke(export, place, "--triton", "--repository", tmp_path / "triton", "--json"))
+    assert "clients get logits, pred_boxes, without boxes, scores, classes" in json.dumps(written)
 
 
 def test_files_and_options_that_make_no_detector(tmp_path, image):
