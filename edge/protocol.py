@@ -21,6 +21,11 @@ PROBABILITIES: Final = "probabilities"
 PREPROCESS: Final = "preprocess"
 #: The parameter of a model's configuration that names the space of its embeddings, whichever tier computes them.
 SPACE: Final = "space"
+#: What the outputs boxes, scores, classes and labels of a detector begin with, whichever the graph's own leave free.
+BOX_PREFIXES: Final = ("", "detected_")
+#: The parameters of boxes: the score that each exceeds, and the most of a picture.
+THRESHOLD: Final = "threshold"
+TOP_K: Final = "top_k"
 #: The parameter of the last response to a request of a stream.
 FINAL_RESPONSE: Final = "triton_final_response"
 #: The parameter of a request of a stream that asks for an answer after each step, too.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
+from edge.bundles.boxes import Picture
 from edge.bundles.steps import ImagePreprocess
 from edge.datatypes import Array
 from edge.errors import BackendError, InvalidRequest, Raw
@@ -94,7 +95,7 @@ class ImagePreprocessor:
         }
         self._filter = Image.Resampling[config.interpolation.upper()]
         turns = Image.Transpose
-        self._upright = {
+        self._upright = {  # those from 5 on swap width and height
             2: turns.FLIP_LEFT_RIGHT,
             3: turns.ROTATE_180,
             4: turns.FLIP_TOP_BOTTOM,
@@ -110,15 +111,27 @@ class ImagePreprocessor:
         return True
 
     def __call__(self, *images: Array, go_on: Callable[[], None] = lambda: None) -> dict[str, Array]:
+        return self.placed(*images, go_on=go_on)[0]
+
+    def placed(
+        self, *images: Array, go_on: Callable[[], None] = lambda: None
+    ) -> tuple[dict[str, Array], list[Picture]]:
+        """Return what a call does, and the place of each image in its pixels."""
         rows, name = images[0].ravel().tolist(), self.inputs[0].name
-        subject, pixels = f"image in input {name!r}", []
+        subject, pixels, pictures = f"image in input {name!r}", [], []
         for row, data in enumerate(rows, 1):
             go_on()
-            pixels.append(self.read(data, f"{subject} row {row}" if len(rows) > 1 else subject))
-        return {self.graph_inputs[0]: np.stack(pixels)}
+            read, picture = self.read_placed(data, f"{subject} row {row}" if len(rows) > 1 else subject)
+            pixels.append(read)
+            pictures.append(picture)
+        return {self.graph_inputs[0]: np.stack(pixels)}, pictures
 
     def read(self, data: bytes, subject: str) -> Array:
         """Return the pixels of one image, [channels, size, size]; raise an InvalidRequest about ``subject``."""
+        return self.read_placed(data, subject)[0]
+
+    def read_placed(self, data: bytes, subject: str) -> tuple[Array, Picture]:
+        """Return what :meth:`read` does, and the place of the image in its pixels."""
         if len(data) > self._config.max_bytes:
             given, expected = f"{len(data)} bytes", f"at most {self._config.max_bytes}"
             raise _refused(subject, given, expected, "Scale it down, or compress it more.")
@@ -133,11 +146,14 @@ class ImagePreprocessor:
             (_check_segments if kind == _JPEG else _check_chunks)(data, subject)
             image = self._readers[kind](BytesIO(data))
             self._check(image, data, subject)
-            square = self._square(image, subject)
+            square, picture = self._square(image, subject)
         except _BROKEN as error:
             raise _refused(subject, f"{error}", f"a complete {kind}", "Send the file's bytes unchanged.") from None
         planes = square.reshape(*square.shape[:2], -1).transpose(2, 0, 1)
-        return np.ascontiguousarray((np.divide(planes, 255, dtype=np.float32) - self._mean) / self._std)
+        pixels = np.ascontiguousarray((np.divide(planes, 255, dtype=np.float32) - self._mean) / self._std)
+        width, height = picture.resized
+        pixels[:, height:], pixels[:, :, width:] = 0, 0  # beside a letterbox; elsewhere, the image fills the square
+        return pixels, picture
 
     def _check(self, image: ImageFile, data: bytes, subject: str) -> None:
         """Refuse by the header, before any pixel is decoded."""
@@ -151,27 +167,30 @@ class ImagePreprocessor:
         if image.format == _PNG and data[_PNG_BITS] == 16:
             raise _refused(subject, "16 bits in a channel", "at most 8", "Convert it to 8 bits.")
 
-    def _square(self, image: ImageFile, subject: str) -> Array:
-        """Return an image in its final size, uint8 [size, size] or [size, size, channels]."""
-        size, (width, height) = self._config.size, self._resized(image.size)
-        least = _DRAFT_MARGIN * min(width, height)
-        draft = image.draft(None, (least, least))  # of a JPEG only
+    def _square(self, image: ImageFile, subject: str) -> tuple[Array, Picture]:
+        """Return an image in its final size, uint8 [size, size] or [size, size, channels], and its place there."""
+        given, size, (width, height) = image.size, self._config.size, self._resized(image.size)
+        draft = image.draft(None, (_DRAFT_MARGIN * width, _DRAFT_MARGIN * height))  # of a JPEG only
         image.load()
         if image.has_transparency_data and image.convert("RGBA").getchannel("A").getextrema()[0] != 255:
             raise _refused(subject, "transparent pixels", "an opaque image", "Put it on a background.")
         plain = image.convert(self._mode)
         plain = plain.resize((width, height), self._filter, box=draft[1] if draft else None)
-        turn = self._upright.get(_orientation(image, subject))
-        plain = plain if turn is None else plain.transpose(turn)
-        left, top = (round((side - size) / 2) for side in plain.size)
-        return np.asarray(plain.crop((left, top, left + size, top + size)))
+        orientation = _orientation(image, subject)
+        if orientation in self._upright:
+            plain = plain.transpose(self._upright[orientation])
+            given = given[::-1] if orientation >= 5 else given
+        left, top = (round((side - size) / 2) for side in plain.size) if self._config.resize == "crop" else (0, 0)
+        square = np.asarray(plain.crop((left, top, left + size, top + size)))
+        return square, Picture(given, plain.size, (-left, -top), size)
 
     def _resized(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return width and height after the resize, before the crop."""
         if self._config.resize == "stretch":
             return self._config.size, self._config.size
-        side, shorter = self._config.shorter_side or self._config.size, min(size)
-        width, height = (side * other // shorter for other in size)
+        is_letterbox = self._config.resize == "letterbox"
+        side, whole = (self._config.shorter_side or self._config.size), (max if is_letterbox else min)(size)
+        width, height = (max(side * other // whole, 1) for other in size)
         return width, height
 
 

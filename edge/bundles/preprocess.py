@@ -17,6 +17,7 @@ from edge.bundles.programs import GenerateProgram
 from edge.bundles.spans import Context
 from edge.bundles.steps import (
     ArithmeticPreprocess,
+    BoxPostprocess,
     ExpressionPreprocess,
     ImagePreprocess,
     LabelPostprocess,
@@ -277,10 +278,10 @@ class Postprocessor(NamedTuple):
 def postprocessors(manifest: Manifest) -> tuple[Postprocessor, ...]:
     """Return the postprocessors that a manifest describes: none, that of a score, or of a label and probabilities.
 
-    A graph's own output of the name ``probabilities`` stays as it is. Spans are not computed of logits alone.
+    A graph's own output of the name ``probabilities`` stays as it is. Spans and boxes are not computed of logits alone.
     """
     config = manifest.postprocess
-    if config is None or isinstance(config, SpanPostprocess):
+    if config is None or isinstance(config, SpanPostprocess | BoxPostprocess):
         return ()
     answer = Postprocessor(config.result, config.logits, config.answer())
     outputs = (config.output, *(spec.name for spec in manifest.outputs))
@@ -292,7 +293,7 @@ def postprocessors(manifest: Manifest) -> tuple[Postprocessor, ...]:
 
 def made_outputs(manifest: Manifest) -> tuple[TensorSpec, ...]:
     """Return the outputs that are made of those of the graph."""
-    if isinstance(manifest.postprocess, SpanPostprocess):
+    if isinstance(manifest.postprocess, SpanPostprocess | BoxPostprocess):
         return manifest.postprocess.results
     return tuple(made.output for made in postprocessors(manifest))
 

@@ -9,7 +9,13 @@ from typing import Any, Final
 from edge.bundles.fields import Role, require
 from edge.bundles.manifest import MANIFEST_NAME, Artifact, Latency, Manifest, PredictedLatency, Tensors, Tier
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
-from edge.bundles.steps import ScorePostprocess, SpanPostprocess, TokenizerPreprocess
+from edge.bundles.steps import (
+    BoxPostprocess,
+    ImagePreprocess,
+    ScorePostprocess,
+    SpanPostprocess,
+    TokenizerPreprocess,
+)
 from edge.datatypes import NUMPY_TYPES, TensorSpec
 from edge.errors import Raw
 from edge.protocol import LOGPROBS, TOKEN_IDS
@@ -153,15 +159,20 @@ def _check_postprocess(manifest: Manifest, subject: str) -> None:
     require(manifest.max_batch_size or not is_span, subject, "max_batch_size", manifest.max_batch_size, expected)
     if step is None:
         return
+    for result in step.results:
+        _check_new_name(manifest, result.name, "postprocess output", subject)
+    _unique(subject, "postprocess output", [result.name for result in step.results])
+    if isinstance(step, BoxPostprocess):
+        holds, expected = isinstance(before, ImagePreprocess), "an image before boxes"
+        require(holds, subject, "preprocess", Raw("another step"), expected)
+        step.check(manifest.outputs, subject)
+        return
     each = "a token" if is_span else "the score" if isinstance(step, ScorePostprocess) else "a column for each label"
     expected = f"an FP32 output of shape {list(step.shape)}, {each}"
     for name in step.reads:
         logits = next((spec for spec in manifest.outputs if spec.name == name), None)
         holds = logits is not None and logits.datatype == "FP32" and logits.shape == step.shape
         require(holds, subject, "postprocess logits", name, expected)
-    for result in step.results:
-        _check_new_name(manifest, result.name, "postprocess output", subject)
-    _unique(subject, "postprocess output", [result.name for result in step.results])
 
 
 def _check_new_name(manifest: Manifest, name: str, field: str, subject: str) -> None:

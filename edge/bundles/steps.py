@@ -118,7 +118,8 @@ class ImagePreprocess(_Step, frozen=True, tag="image", tag_field="type"):
     """A JPEG or PNG image in ``input`` (BYTES) becomes pixels in ``output`` (FP32, [-1, channels, size, size]).
 
     With ``resize`` of ``crop``, the shorter side becomes ``shorter_side`` pixels, by default ``size``, and the middle
-    square of ``size`` pixels is kept; with ``stretch``, both sides become ``size``. A value from 0 to 255 becomes
+    square of ``size`` pixels is kept; with ``stretch``, both sides become ``size``; with ``letterbox``, the longer one
+    does, and zeros follow to the right or below. A value from 0 to 255 becomes
     ``(value / 255 - mean) / std`` of its channel. Images of more than ``max_bytes``, or of more than ``max_pixels``
     before or after the resize, are refused.
     """
@@ -130,7 +131,7 @@ class ImagePreprocess(_Step, frozen=True, tag="image", tag_field="type"):
     std: Annotated[tuple[Annotated[float, msgspec.Meta(gt=0)], ...], msgspec.Meta(min_length=1, max_length=3)]
     max_bytes: Positive
     max_pixels: Positive
-    resize: Literal["crop", "stretch"] = "crop"
+    resize: Literal["crop", "stretch", "letterbox"] = "crop"
     shorter_side: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
 
@@ -158,8 +159,11 @@ class ImagePreprocess(_Step, frozen=True, tag="image", tag_field="type"):
 
 Preprocess = ExpressionPreprocess | ArithmeticPreprocess | TokenizerPreprocess | ImagePreprocess
 
+MOST_LABELS = 4096
 #: Names of the classes, in the order of the logits.
-Labels = Annotated[tuple[Text, ...], msgspec.Meta(min_length=2, max_length=4096)]
+Labels = Annotated[tuple[Text, ...], msgspec.Meta(min_length=2, max_length=MOST_LABELS)]
+#: Of a picture.
+MOST_BOXES = 1000
 
 
 class _LabelStep(Struct, frozen=True):
@@ -285,9 +289,65 @@ class SpanPostprocess(Struct, frozen=True, tag="span", tag_field="type"):
         return tuple(TensorSpec(name, datatype, (-1, -1)) for name, datatype in ((self.answer, "BYTES"), *numbers))
 
 
-#: The steps after a model. A step states which outputs of the graph it ``reads``, their ``shape``, and ``results``, the
-#: outputs that it makes. One of a single output, ``result``, has the function that computes it, ``answer``.
-Postprocess = LabelPostprocess | TokenLabelPostprocess | ScorePostprocess | SpanPostprocess
+class BoxPostprocess(Struct, frozen=True, tag="boxes", tag_field="type"):
+    """The likeliest boxes of a detector that needs no non-maximum suppression, by the scores of its classes.
+
+    The graph returns ``logits`` (FP32, [-1, queries, classes]) and ``shares`` (FP32, [-1, queries, 4]): the centre's x
+    and y, width and height of each query's box as shares of the sides of its image. With the ``activation``
+    ``sigmoid``, as of RT-DETR, each class has a score of its own; with ``softmax``, as of YOLOS, the last class is that
+    of no object.
+
+    The outputs are ``boxes`` (FP32, [-1, boxes, 4]), x1, y1, x2 and y2 in pixels of the picture that the client sent;
+    ``scores`` (FP32) and ``classes`` (INT32), [-1, boxes]; and with ``labels`` those of the classes, ``label`` (BYTES).
+    Scores are above ``threshold``, and a picture has at most ``top_k`` boxes, unless a request says otherwise.
+    :func:`edge.bundles.boxes.extract` computes them with the picture's size, so a client that sends pixels gets the
+    outputs of the graph alone.
+    """
+
+    logits: TensorName
+    shares: TensorName
+    boxes: TensorName
+    scores: TensorName
+    classes: TensorName
+    activation: Literal["sigmoid", "softmax"]
+    label: TensorName | None = None
+    labels: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MOST_LABELS)] = ()
+    threshold: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
+    top_k: Annotated[int, msgspec.Meta(ge=1, le=MOST_BOXES)] = 100
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.logits, self.shares)
+
+    @property
+    def results(self) -> tuple[TensorSpec, ...]:
+        """The outputs that a client may request."""
+        specs = [
+            TensorSpec(self.boxes, "FP32", (-1, -1, 4)),
+            TensorSpec(self.scores, "FP32", (-1, -1)),
+            TensorSpec(self.classes, "INT32", (-1, -1)),
+        ]
+        return (*specs, *([TensorSpec(self.label, "BYTES", (-1, -1))] if self.label else []))
+
+    def check(self, outputs: Sequence[TensorSpec], subject: str) -> None:
+        """Raise a BundleError unless the graph's outputs fit, and there is a label for each class, or none."""
+        specs = {spec.name: spec for spec in outputs}
+        logits, shares = (specs.get(name) for name in self.reads)
+        holds = logits and logits.datatype == "FP32" and len(logits.shape) == 3 and logits.shape[2] > 0
+        expected = "an FP32 output of shape [-1, queries, classes]"
+        require(holds, subject, "postprocess logits", self.logits, expected)
+        assert logits
+        wanted = TensorSpec(self.shares, "FP32", (*logits.shape[:2], 4))
+        require(shares == wanted, subject, "postprocess shares", self.shares, f"an FP32 output {list(wanted.shape)}")
+        classes = logits.shape[2] - (self.activation == "softmax")
+        holds = len(self.labels) == (classes if self.label else 0) and classes > 0
+        given = Raw(f"{len(self.labels)} for {classes} classes")
+        require(holds, subject, "postprocess labels", given, "one for each class with the output 'label', else none")
+
+
+#: The steps after a model. A step states which outputs of the graph it ``reads``, and ``results``, the outputs that it
+#: makes. One of a single output, ``result``, has the function that computes it, ``answer``.
+Postprocess = LabelPostprocess | TokenLabelPostprocess | ScorePostprocess | SpanPostprocess | BoxPostprocess
 
 
 def _text(name: str) -> TensorSpec:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import numpy as np
 from edge.cli.output import print_json, print_table, remark
 from edge.datatypes import Array
 from edge.errors import ServerRefused, printable
-from edge.protocol import PROBABILITIES
+from edge.protocol import BOX_PREFIXES, PROBABILITIES
 
 if TYPE_CHECKING:
     from edge.client import Client, InferRequest, InferResult
@@ -61,6 +61,7 @@ def print_answer(
     shown: dict[str, list[Any]] = {name: [_brief(value) for value in values] for name, values in plain.items()}
     if labels is None and len({array.shape for name, array in result.outputs.items() if name in ANSWER}) == 1:
         labels = _spans(plain)
+    labels = _boxes(result.outputs) if labels is None else labels
     if labels:  # a line for each
         rows = [row for row, of_row in enumerate(labels) for _ in of_row]
         texts = {name: [column[row] for row in rows] for name, column in texts.items()}
@@ -97,6 +98,35 @@ def _spans(plain: Mapping[str, Any]) -> list[list[dict[str, Any]]] | None:
         [dict(zip(ANSWER, span, strict=True)) for span in zip(*row, strict=True)] for row in zip(*columns, strict=True)
     ]
     return [[span for number, span in enumerate(row) if span["answer"] or span["score"] or not number] for row in rows]
+
+
+def box_prefix(outputs: Collection[str]) -> str | None:
+    """Return what the names of a detector's outputs begin with; None if these outputs are not those of one."""
+    wanted = ((prefix, {f"{prefix}{name}" for name in ("boxes", "scores", "classes")}) for prefix in BOX_PREFIXES)
+    return next((prefix for prefix, names in wanted if names <= {*outputs}), None)
+
+
+def _boxes(outputs: Mapping[str, Array]) -> list[list[dict[str, Any]]] | None:
+    """Return the boxes of each picture, one without values for a picture that has none.
+
+    None if the outputs are not those of a detector.
+    """
+    if (prefix := box_prefix(outputs)) is None:
+        return None
+    boxes, scores, classes = (outputs[f"{prefix}{name}"] for name in ("boxes", "scores", "classes"))
+    labels = _plain(outputs.get(f"{prefix}labels", _EMPTY))
+    columns = [labels] if labels.shape == classes.shape else []
+    keys = [*["label"] * len(columns), "class", "score", "x1", "y1", "x2", "y2"]
+    fits = classes.ndim == 2 and scores.shape == classes.shape and boxes.shape == (*classes.shape, 4)
+    if not fits or not len(classes) or not np.isfinite(boxes).all():
+        return None
+    pictures = []
+    for row, kept in enumerate(classes >= 0):  # the others fill rows with fewer boxes
+        values = [column[row, kept].tolist() for column in (*columns, classes, scores)]
+        corners = np.rint(boxes[row, kept]).astype(np.int64).T.tolist()
+        lines = zip(*values, *corners, strict=True)
+        pictures.append([dict(zip(keys, line, strict=True)) for line in lines] or [dict.fromkeys(keys)])
+    return pictures
 
 
 def print_stream(client: Client, request: InferRequest, timeout_seconds: float) -> None:

@@ -15,7 +15,7 @@ from zipfile import BadZipFile
 import click
 import numpy as np
 
-from edge.cli.answers import ANSWER, labels_of, print_answer, print_stream
+from edge.cli.answers import ANSWER, box_prefix, labels_of, print_answer, print_stream
 from edge.cli.options import FloatRange, added, connection_options
 from edge.cli.output import json_option
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec
@@ -45,6 +45,7 @@ Examples:
   fewheads infer sts-b "A man plays." --text-pair "Somebody plays."
   fewheads infer digits picture.png --top 3
   fewheads infer squad "Who sat?" --text-pair "The cat sat on the mat." --top 3
+  fewheads infer detector street.jpg --threshold 0.3
   fewheads infer feedback "a delightful film" --policy deadline --deadline-ms 5
   fewheads infer looped-linear --input @prompt.json --max-loops 12
   fewheads infer writer "1, 2, 3," --max-tokens 40 --temperature 0.8 --stop . --stream
@@ -151,7 +152,10 @@ class _TextCommand(click.Command):
     type=FloatRange(0, min_open=True),
     help="Residual at which a row of a looped model ends.  [default: the model's]",
 )
-@click.option("--top", type=click.IntRange(1), help="Show so many of the likeliest labels or answers.")
+@click.option(
+    "--top", type=click.IntRange(1), help="Show so many of the likeliest labels or answers, or boxes of a picture."
+)
+@click.option("--threshold", type=FloatRange(0, 1), help="Score that boxes exceed.  [default: the model's]")
 @partial(added, _SAMPLING)
 @click.option(
     "--stream/--no-stream", default=None, help="Print a generated text as it comes.  [default: on a terminal]"
@@ -200,10 +204,10 @@ def infer(
         if not inputs:
             fix = _example(model, specs, images=images)
             raise UsageError("input", given=Raw("none"), expected="TEXT or --input", fix=fix)
-        answers = outputs.keys() >= set(ANSWER)
-        if top and PROBABILITIES not in outputs and not answers:
+        answers, detects = outputs.keys() >= set(ANSWER), box_prefix(outputs) is not None
+        if top and PROBABILITIES not in outputs and not answers and not detects:
             given = Raw(f"{model} with the outputs {', '.join(outputs)}")
-            expected = "a model with one label for each input, or with answers"
+            expected = "a model with one label for each input, or with answers or boxes"
             fix = "Leave it out; where each word has a label, that is shown with its probability."
             raise UsageError("--top", given=given, expected=expected, fix=fix)
         generates = [(name, outputs[name].datatype) for name in ("text", "generated") if name in outputs]
@@ -212,14 +216,16 @@ def infer(
             given, expected = Raw(f"the outputs {', '.join(outputs)}"), "a model with text and generated"
             raise UsageError(f"--stream for {model}", given=given, expected=expected, fix="Leave it out.")
         if top:
-            options |= {"n_best": top} if answers else {"outputs": (PROBABILITIES,), "top": top}
+            options |= (
+                {"n_best": top} if answers else {"top_k": top} if detects else {"outputs": (PROBABILITIES,), "top": top}
+            )
         limit = deadline_ms / 1e3 if deadline_ms else None
         request = InferRequest(model, inputs, version=version, timings=True, timeout_seconds=limit, **options)
         if stream or (stream is None and generative and not as_json and sys.stdout.isatty()):
             print_stream(client, request, timeout)
             return
         result = client.infer(**vars(request))
-    labels = labels_of(result.outputs[PROBABILITIES]) if top and not answers else None
+    labels = labels_of(result.outputs[PROBABILITIES]) if top and not answers and not detects else None
     columns = {"image" if images else "text": texts, "text_pair": pairs}
     print_answer(result, columns, labels, as_json=as_json)
 

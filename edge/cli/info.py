@@ -129,6 +129,8 @@ def _latency_cells(latency: Latency) -> tuple[object, ...]:
 def _image_step(step: ImagePreprocess) -> None:
     """Print what becomes of an image."""
     sides = f"both sides to {step.size}"
+    if step.resize == "letterbox":
+        sides = f"the longer side to {step.size}, zeros to the right or below"
     if step.resize == "crop":
         sides = f"the shorter side to {step.shorter_side or step.size}, the middle {step.size} x {step.size} kept"
     click.echo(

@@ -19,7 +19,7 @@ from edge.serving.wire import check_typed, from_raw, from_typed, to_raw
 _PARAMETERS = {
     "bool_param": ("timings", "logprobs", "ignore_eos"),
     "int64_param": ("max_loops", "max_tokens", "min_tokens", "top_k", "seed", "n_best"),
-    "double_param": ("tolerance", "temperature", "top_p", "alpha"),
+    "double_param": ("tolerance", "temperature", "top_p", "alpha", "threshold"),
     "string_param": ("tier", "policy", "head"),
 }
 _MAX_RANK = 32  # NumPy 1's limit
@@ -45,7 +45,8 @@ class InferRequest:
         min_tokens: of it, before which it neither ends nor has a stop text; None for none.
         ignore_eos: whether the tokens that would end it do not.
         temperature: at which its tokens are drawn; 0 takes the likeliest, and so does None.
-        top_k: draw from so many of the likeliest tokens; 0 or None for all.
+        top_k: draw from so many of the likeliest tokens; 0 or None for all. Of a detector, the most boxes of a picture;
+            None for the model's default.
         top_p: draw from the fewest likeliest tokens whose probabilities sum up to this; None for all.
         seed: of the draws; None for a new one.
         stop: texts that end a generated one, which does not include them.
@@ -53,6 +54,7 @@ class InferRequest:
         alpha: how much it moves them; None for the head's own.
         logprobs: whether to return the tokens of a generated text and their log-probabilities, too.
         n_best: answers to each question to return, the likeliest first; None for one.
+        threshold: score that boxes exceed, 0 to 1; None for the model's default.
         partial_answers: in a stream, whether a looped model also answers after each step, and a model that generates
             text with each piece of it. The last answer has the last piece.
         timings: whether to return the server's stage times.
@@ -86,6 +88,7 @@ class InferRequest:
     alpha: float | None = None
     logprobs: bool = False
     n_best: int | None = None
+    threshold: float | None = None
     partial_answers: bool = False
     timings: bool = False
     timeout_seconds: float | None = None

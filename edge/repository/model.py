@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from edge.bundles.boxes import Picture
 from edge.bundles.bundle import Bundle
 from edge.bundles.fields import Role
 from edge.bundles.golden import check_outputs
+from edge.bundles.image import ImagePreprocessor
 from edge.bundles.manifest import Serving
 from edge.bundles.preprocess import (
     GoOn,
@@ -22,7 +24,7 @@ from edge.bundles.preprocess import (
 )
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadBase, HeadProgram, LoopProgram
 from edge.bundles.spans import Context
-from edge.bundles.steps import LabelPostprocess, SpanPostprocess
+from edge.bundles.steps import MOST_BOXES, BoxPostprocess, LabelPostprocess, SpanPostprocess
 from edge.datatypes import Array, TensorSpec
 from edge.errors import InvalidRequest, Raw
 from edge.programs.backward_head import LogitHead
@@ -31,6 +33,7 @@ from edge.programs.loop import Loop, limits_of
 from edge.programs.program import AUTO, AppliedHead, IterativeProgram, Options
 from edge.programs.sampling import sampling_of
 from edge.programs.tier_program import golden_options, program_of
+from edge.protocol import TOP_K
 from edge.runtimes.build import Loaded
 from edge.scheduling.batching import BatchAssembler, nonfinite, within
 from edge.scheduling.job import UseCount
@@ -46,10 +49,11 @@ _MOST_ALPHA = 1000
 
 
 class Inputs(NamedTuple):
-    """The inputs of a graph, and of answers to questions the contexts, whose windows are its rows."""
+    """The inputs of a graph, and what answers are made of: contexts, whose windows are the rows, or pictures."""
 
     tensors: dict[str, Array]
     contexts: Sequence[Context] = ()
+    pictures: Sequence[Picture] = ()
 
 
 class Model:
@@ -67,6 +71,7 @@ class Model:
         by_token: those of them that have a value for each token.
         derived: computes further outputs, such as a label, a score or probabilities, by name.
         spans: the step that makes answers of logits and texts; None if the model does not answer questions.
+        boxes: the step that makes boxes of logits and pictures; None if the model is not a detector.
         labels: the names of the classes by the outputs that have a column for each.
         largest: the limit of the numbers' size, by the inputs that have one.
         optional: the inputs of which a client chooses one or the other.
@@ -108,6 +113,7 @@ class Model:
             self.labels = {name: label.labels for name in (label.logits, *self.derived) if name != label.output}
         texts, computed = (self.step.inputs, self.step.graph_inputs) if self.step else ((), ())
         self.spans = label if isinstance(label, SpanPostprocess) else None
+        self.boxes = label if isinstance(label, BoxPostprocess) else None
         made = made_outputs(bundle.manifest)
         self.inputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*texts, *bundle.manifest.inputs)}
         self.outputs: dict[str, TensorSpec] = {spec.name: spec for spec in (*bundle.manifest.outputs, *made)}
@@ -239,10 +245,13 @@ class Model:
         """
         inputs, step = dict(arrays), self.step
         contexts: Sequence[Context] = ()
+        pictures: Sequence[Picture] = ()
         if step and step.inputs[0].name in inputs:
             sent = [inputs.pop(spec.name) for spec in step.inputs]
             if self.spans:
                 computed, contexts = self._windows(sent, go_on)
+            elif self.boxes and isinstance(step, ImagePreprocessor):
+                computed, pictures = step.placed(*sent, go_on=go_on)
             else:
                 computed = step(*sent, go_on=go_on)
             for name, array in computed.items():
@@ -250,7 +259,7 @@ class Model:
             inputs |= computed
         if error := self.wrong_values(inputs):
             raise error
-        return Inputs(inputs, contexts)
+        return Inputs(inputs, contexts, pictures)
 
     def _windows(self, texts: Sequence[Array], go_on: GoOn) -> tuple[dict[str, Array], list[Context]]:
         step, most = self.step, self.manifest.max_batch_size
@@ -332,6 +341,12 @@ class Model:
         program, options = self.manifest.program, Options(self.full_tier)
         if loop and not isinstance(program, LoopProgram):
             raise self._superfluous(loop, "none: the model is not a loop")
+        if self.boxes:
+            most = text.get(TOP_K, 1)
+            if not 1 <= most <= MOST_BOXES:
+                fix = f"{self.boxes.top_k} is the default."
+                raise self._invalid(f"parameter {TOP_K!r}", most, f"1 to {MOST_BOXES}", fix)
+            text = {name: value for name, value in text.items() if name != TOP_K}
         if text and not isinstance(program, GenerateProgram):
             raise self._superfluous(text, "none: the model generates no text")
         if isinstance(program, LoopProgram) and loop:

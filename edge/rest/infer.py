@@ -103,7 +103,7 @@ class BodyEncoder(Encoder):
         outputs, derived = answer.outputs, form.model.derived
         names = [name for name in form.output_names if not self._binary(name)]
         sources = {name: derived[name].reads if name in derived else name for name in names}
-        written = {name: outputs[source] for name, source in sources.items() if source in outputs}  # answers are short
+        written = {name: outputs[source] for name, source in sources.items() if source in outputs}  # others are short
         return byte_size(written) > _INLINE_TENSOR_BYTES
 
     def encode(self, response: InferResponse) -> tuple[bytes, int | None]:

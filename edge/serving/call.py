@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from edge.bundles import spans
+from edge.bundles import boxes, spans
 from edge.datatypes import DATATYPES, WIRE_TYPES, Array, datatype_of
 from edge.errors import InvalidRequest, Raw, RunnerError
 from edge.instruments.logs import NonfiniteWarnings
@@ -20,7 +20,17 @@ from edge.pb import inference_pb2 as pb
 from edge.programs.generate import FIRST_TOKEN_NS, LAST_TOKEN_NS, PROMPT_TOKENS
 from edge.programs.loop import RESIDUAL
 from edge.programs.program import TIER, TOKENS
-from edge.protocol import BY_BUDGET, BY_DEADLINE, BY_LENGTH, BY_STOP, BY_TOLERANCE, LOOPS, STOPPED, STREAM_PARTIAL
+from edge.protocol import (
+    BY_BUDGET,
+    BY_DEADLINE,
+    BY_LENGTH,
+    BY_STOP,
+    BY_TOLERANCE,
+    LOOPS,
+    STOPPED,
+    STREAM_PARTIAL,
+    TOP_K,
+)
 from edge.repository.model import Model
 from edge.scheduling.job import MOST_PARTIAL_ANSWERS, Job, JobResult
 from edge.scheduling.tier_selection import PINNED
@@ -191,14 +201,21 @@ class ResponseBuilder:
                     raise _no_order(model, name, name)
                 rows = len(outputs[name]) if model.manifest.max_batch_size else 0
                 outputs[name] = largest_classes(outputs[name], count, model.labels.get(name, ()), rows)
-        step = model.spans
-        if step and form.contexts and any(spec.name in names for spec in step.results):
+        if (step := model.spans) and form.contexts and any(spec.name in names for spec in step.results):
             for name in step.reads:
                 if name in answer.nonfinite:
                     raise _no_order(model, step.answer, name)
             starts, ends = (answer.outputs[name] for name in step.reads)  # they may be ranked in outputs
             found = spans.extract(step, starts, ends, form.contexts, form.parameters.n_best or 1)
             outputs = {**outputs, **found}
+        if (boxing := model.boxes) and form.pictures and any(spec.name in names for spec in boxing.results):
+            for name in boxing.reads:
+                if name in answer.nonfinite:
+                    raise _no_order(model, boxing.boxes, name)
+            threshold = boxing.threshold if form.parameters.threshold is None else form.parameters.threshold
+            top_k = form.parameters.text.get(TOP_K, boxing.top_k)
+            logits, shares = (answer.outputs[name] for name in boxing.reads)  # as above
+            outputs = {**outputs, **boxes.extract(boxing, logits, shares, form.pictures, threshold, top_k)}
         return InferResponse(model, request_id, {name: outputs[name] for name in names}, regions, parameters)
 
     def encoded(self, call: Call, answer: JobResult) -> Any:
@@ -258,9 +275,11 @@ class Encoder:
 
     def slow(self, form: Form, answer: JobResult) -> bool:
         """Return whether :meth:`encode` takes milliseconds, so that no event loop may call it."""
+        outputs, derived = answer.outputs, form.model.derived
+        if form.pictures and form.model.boxes:
+            return sum(outputs[name].size for name in form.model.boxes.reads) > _INLINE_ELEMENTS
         if not form.texts:
             return False
-        outputs, derived = answer.outputs, form.model.derived
         if form.contexts and form.model.spans:
             logits = sum(outputs[name].size for name in form.model.spans.reads)
             answers = len(form.contexts) * (form.parameters.n_best or 1)

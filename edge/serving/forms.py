@@ -8,6 +8,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
+from edge.bundles.boxes import Picture
 from edge.bundles.preprocess import GoOn, always
 from edge.bundles.spans import Context
 from edge.datatypes import WIRE_TYPES, Array
@@ -15,6 +16,7 @@ from edge.datatypes import byte_size as tensor_bytes
 from edge.errors import InvalidRequest, ModelNotReady, Raw, RequestError
 from edge.pb import inference_pb2 as pb
 from edge.programs.program import Options
+from edge.protocol import THRESHOLD, TOP_K
 from edge.repository.entry import Entry
 from edge.repository.model import Model
 from edge.repository.repository import Repository
@@ -59,7 +61,8 @@ class Form(NamedTuple):
     size: int = 1  # what the time of its run grows with
     size_bytes: int = 0
     shapes: Hashable = ()  # the key that requests of one run share
-    contexts: Sequence[Context] = ()  # of questions; their windows are then the rows
+    contexts: Sequence[Context] = ()  # whose windows are then the rows
+    pictures: Sequence[Picture] = ()  # of the rows, before boxes
 
     def inputs(self, contents: Sequence[bytes]) -> dict[str, Array] | None:
         """Return the inputs in raw contents, without a copy; None where a validation has to say what is wrong."""
@@ -106,15 +109,17 @@ class Draft(NamedTuple):
         ``go_on`` is called before each part that takes long, and raises an error if the client has gone.
         """
         model = self.form.model
-        inputs, contexts = model.prepare({name: tensor.decode() for name, tensor in self.sent.items()}, go_on)
+        inputs, contexts, pictures = model.prepare({name: tensor.decode() for name, tensor in self.sent.items()}, go_on)
         assembler = model.executors[model.full_tier].assembler
         form = self.form._replace(
             size=assembler.size(inputs),
             size_bytes=byte_size(inputs) + self.message_bytes,
             shapes=assembler.key(inputs),
+            contexts=contexts,
+            pictures=pictures,
         )
         if contexts:
-            form = _with_contexts(form, contexts)
+            form = _with_windows(form, contexts)
         return Prepared(form, inputs)
 
     def prepare_while(self, is_wanted: Callable[[], bool]) -> Prepared | None:
@@ -185,8 +190,8 @@ class Forms:
         }
         sent = sent_inputs(request.inputs, contents, model.inputs, self._shared_memory)
         rows = model.check_shapes({name: tensor.shape for name, tensor in sent.items()})
-        if model.spans or parameters.n_best:
-            names = _with_answers(model, names, [output.name for output in request.outputs], sent, parameters)
+        if model.spans or model.boxes or parameters.n_best or parameters.threshold is not None:
+            names = _with_made(model, names, [output.name for output in request.outputs], sent, parameters)
         slow = _is_slow(model, sent)
         tensors: tuple[_Tensor, ...] | None = None
         if key and not regions and not slow:
@@ -199,7 +204,7 @@ class Forms:
             options = model.apply_head(options, head, parameters.alpha)
             take(head)
             uses = (model.use, head.use)
-        if model.spans:
+        if model.spans or model.boxes:
             _check_unranked(model, classes)
         texts = bool(classes) or not model.texts.isdisjoint(names)
         form = Form(entry, model, tensors or (), parameters, names, rows, options, classes, texts, uses)
@@ -236,36 +241,45 @@ def _keep(forms: dict[bytes, T], key: bytes, form: T) -> None:
     forms[key] = form
 
 
-def _with_answers(
+def _with_made(
     model: Model, names: list[str], requested: Sequence[str], sent: Collection[str], parameters: Parameters
 ) -> list[str]:
-    """Return the outputs to send: without any ``requested``, answers to texts, and logits of tokens.
+    """Return the outputs to send: without any ``requested``, answers and boxes of texts and pictures, else the graph's.
 
-    Raise an InvalidRequest for answers to tokens, which have no text, and for ``n_best`` where there are no answers.
+    Raise an InvalidRequest for answers to tokens, which have no text, for boxes of pixels, whose picture has no known
+    size, and for parameters of answers and boxes where there are none.
     """
-    made = [spec.name for spec in model.spans.results] if model.spans else []
-    texts = [spec.name for spec in model.step.inputs] if model.step else []
-    is_text = bool(made) and texts[0] in sent
+    step = model.spans or model.boxes
+    made = [spec.name for spec in step.results] if step else []
+    sources = [spec.name for spec in model.step.inputs] if model.step else []
+    is_source = bool(made) and sources[0] in sent
     if not requested:
-        names = [name for name in names if (name in made) == is_text]
-    answers = [name for name in names if name in made]
-    if answers and not is_text:
-        subject, fix = f"output {answers[0]!r} of {model.name!r}", "Send the texts, or leave the output out."
-        raise InvalidRequest(subject, given=Raw("token ids"), expected=" and ".join(map(repr, texts)), fix=fix)
-    if parameters.n_best and not answers:
-        subject, expected = f"parameter {N_BEST!r} of {model.name!r}", "none: the request gets no answers to questions"
-        raise InvalidRequest(subject, given=parameters.n_best, expected=expected, fix="Leave it out.")
+        names = [name for name in names if (name in made) == is_source]
+    found = [name for name in names if name in made]
+    if found and not is_source:
+        given, what = ("pixels", "pictures") if model.boxes else ("token ids", "texts")
+        subject, fix = f"output {found[0]!r} of {model.name!r}", f"Send the {what}, or leave the output out."
+        raise InvalidRequest(subject, given=Raw(given), expected=" and ".join(map(repr, sources)), fix=fix)
+    for name, value, of, what in (
+        (N_BEST, parameters.n_best, model.spans, "answers to questions"),
+        (THRESHOLD, parameters.threshold, model.boxes, "boxes"),
+        (TOP_K, parameters.text.get(TOP_K) if model.boxes else None, model.boxes, "boxes"),
+    ):
+        if value is not None and not (of and found):
+            subject, expected = f"parameter {name!r} of {model.name!r}", f"none: the request gets no {what}"
+            raise InvalidRequest(subject, given=value, expected=expected, fix="Leave it out.")
     return names
 
 
 def _check_unranked(model: Model, classes: Mapping[str, int]) -> None:
-    for spec in model.spans.results if model.spans else ():
+    step, parameter, what = (model.spans, N_BEST, "answers") if model.spans else (model.boxes, TOP_K, "boxes")
+    for spec in step.results if step else ():
         if spec.name in classes:
-            subject, fix = f"classes of output {spec.name!r} of {model.name!r}", f"Send the parameter {N_BEST!r}."
-            raise InvalidRequest(subject, given=classes[spec.name], expected="none: answers are ranked", fix=fix)
+            subject, fix = f"classes of output {spec.name!r} of {model.name!r}", f"Send the parameter {parameter!r}."
+            raise InvalidRequest(subject, given=classes[spec.name], expected=f"none: {what} are ranked", fix=fix)
 
 
-def _with_contexts(form: Form, contexts: Sequence[Context]) -> Form:
+def _with_windows(form: Form, contexts: Sequence[Context]) -> Form:
     """Return a form whose rows are the windows; refuse outputs of the graph unless each context has one window."""
     rows = sum(len(context.windows) for context in contexts)
     logits = [name for name in form.output_names if any(spec.name == name for spec in form.model.manifest.outputs)]
@@ -275,7 +289,7 @@ def _with_contexts(form: Form, contexts: Sequence[Context]) -> Form:
         fix = f"Shorten the text in {step.inputs[1].name!r}, or request answers alone." if step else ""
         raise InvalidRequest(f"output {logits[0]!r} of {form.model.name!r}", given=given, expected=expected, fix=fix)
     held = sum(len(context.text) + context.offsets.nbytes for context in contexts)
-    return form._replace(rows=rows, size_bytes=form.size_bytes + held, contexts=contexts)
+    return form._replace(rows=rows, size_bytes=form.size_bytes + held)
 
 
 def take(model: Model) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from edge.errors import InvalidRequest, Raw
 from edge.programs.sampling import LONGEST_STOP, MOST_STOPS
-from edge.protocol import LOGPROBS, STREAM_PARTIAL
+from edge.protocol import LOGPROBS, STREAM_PARTIAL, THRESHOLD, TOP_K
 from edge.scheduling.job import DEFAULT_PRIORITY, PRIORITY_LEVELS
 from edge.serving.request import Values, check_name, parameter_kind
 
@@ -43,7 +43,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "min_tokens": _INTEGERS,
     "ignore_eos": ("bool_param",),
     "temperature": ("double_param", *_INTEGERS),
-    "top_k": _INTEGERS,
+    TOP_K: _INTEGERS,
     "top_p": ("double_param", *_INTEGERS),
     "seed": _INTEGERS,
     "stop": ("string_param",),
@@ -51,10 +51,11 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "head": ("string_param",),
     "alpha": ("double_param", *_INTEGERS),
     N_BEST: _INTEGERS,
+    THRESHOLD: ("double_param", *_INTEGERS),
 }
-#: Those of generated text, and those that are numbers with a fraction.
-_TEXT = ("max_tokens", "min_tokens", "ignore_eos", "temperature", "top_k", "top_p", "seed", "stop", LOGPROBS)
-_FLOATS = {TOLERANCE, "temperature", "top_p", "alpha"}
+#: Those of generated text, one of which boxes have, too, and those that are numbers with a fraction.
+_TEXT = ("max_tokens", "min_tokens", "ignore_eos", "temperature", TOP_K, "top_p", "seed", "stop", LOGPROBS)
+_FLOATS = {TOLERANCE, "temperature", "top_p", "alpha", THRESHOLD}
 _OURS: tuple[str, ...] = tuple(name for name in _KINDS if not name.startswith("triton_"))
 #: Names from other servers and from our own command line.
 _ALIASES = {"deadline": "timeout", "deadline_ms": "timeout"}
@@ -81,6 +82,7 @@ class Parameters(NamedTuple):
     head: str = ""  # another model, as NAME or NAME:VERSION, and how much it moves the logits
     alpha: float | None = None
     n_best: int | None = None  # answers to a question
+    threshold: float | None = None  # of the scores of boxes
 
 
 def parse(given: Values) -> Parameters:
@@ -112,6 +114,9 @@ def parse(given: Values) -> Parameters:
     if not 1 <= values.get(N_BEST, 1) <= _MOST_ANSWERS:
         subject, expected = f"parameter {N_BEST!r}", f"1 to {_MOST_ANSWERS}"
         raise InvalidRequest(subject, given=values[N_BEST], expected=expected, fix="1 is the default.")
+    if not 0 <= values.get(THRESHOLD, 0) <= 1:
+        subject = f"parameter {THRESHOLD!r}"
+        raise InvalidRequest(subject, given=values[THRESHOLD], expected="0 to 1", fix="The model has a default.")
     if "alpha" in values and not values.get("head"):
         fix = "Name a head, or leave it out."
         raise InvalidRequest("parameter 'alpha'", given=values["alpha"], expected="a 'head' beside it", fix=fix)
@@ -133,6 +138,7 @@ def parse(given: Values) -> Parameters:
         head=values.get("head", ""),
         alpha=values.get("alpha"),
         n_best=values.get(N_BEST),
+        threshold=values.get(THRESHOLD),
     )
 
 

@@ -130,7 +130,8 @@ def _notes(manifest: Manifest) -> list[str]:
     if isinstance(after, LabelPostprocess):
         notes.append(f"clients get the label with class_count of {after.logits}, not as {after.output}")
     elif after:
-        notes.append(f"clients get {', '.join(after.reads)}, without {', '.join(spec.name for spec in after.results)}")
+        made = ", ".join(spec.name for spec in after.results)
+        notes.append(f"clients get {', '.join(after.reads)}, without {made}")
     if len(manifest.tiers) > 1:
         notes.append("a request cannot choose a tier")
     return notes

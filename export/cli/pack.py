@@ -10,8 +10,11 @@ from typing import Literal
 import click
 import msgspec
 
+from edge.bundles.steps import MOST_BOXES
+from edge.cli.options import FloatRange
 from edge.cli.output import json_option, print_json, print_table, progress, remark
 from edge.errors import Raw, UsageError
+from export.bundle.pack.boxes import FAMILIES
 from export.bundle.pack.bundle import DEFAULT_MAX_BATCH_SIZE, Packed, PackedFile, pack_model
 from export.bundle.pack.inputs import RANDOM
 from export.bundle.pack.options import PackOptions
@@ -59,6 +62,17 @@ _PATH = click.Path(path_type=Path)
     help="Labels of the logits, one in each line; clients may ask for the label and the probabilities.",
 )
 @click.option(
+    "--detect",
+    type=click.Choice(list(FAMILIES)),
+    help="The model is a detector of this family: with --image, clients get boxes, scores and classes.",
+)
+@click.option("--threshold", type=FloatRange(0, 1), help="Score that boxes exceed by default.  [default: 0.5]")
+@click.option(
+    "--top-k",
+    type=click.IntRange(1, MOST_BOXES),
+    help="Most boxes of a picture by default.  [default: the queries of the model]",
+)
+@click.option(
     "--tokenizer",
     type=_PATH,
     metavar="DIR",
@@ -102,6 +116,9 @@ def pack(
     inputs: Path | None,
     image: Path | None,
     labels: Path | None,
+    detect: str | None,
+    threshold: float | None,
+    top_k: int | None,
     tokenizer: Path | None,
     pooling: Literal["mean", "cls"] | None,
     normalize: bool,
@@ -124,6 +141,9 @@ def pack(
         inputs=inputs,
         image=image,
         labels=labels,
+        detect=detect,
+        threshold=threshold,
+        top_k=top_k,
         tokenizer=tokenizer,
         pooling=pooling,
         normalize=normalize,

@@ -12,6 +12,7 @@ from typing import Any
 from edge.bundles.manifest import Manifest, Measure, Provenance
 from edge.bundles.programs import GenerateProgram
 from edge.bundles.steps import (
+    BoxPostprocess,
     ImagePreprocess,
     LabelPostprocess,
     ScorePostprocess,
@@ -113,6 +114,8 @@ def _task_of(manifest: Manifest) -> str:
         return "text-generation"
     if isinstance(before, ImagePreprocess) and isinstance(after, LabelPostprocess):
         return "image-classification"
+    if isinstance(after, BoxPostprocess):
+        return "object-detection"
     if not isinstance(before, TokenizerPreprocess):
         return ""
     kinds = {

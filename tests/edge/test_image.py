@@ -17,7 +17,7 @@ from PIL import Image, ImageOps
 from edge.bundles.image import ImagePreprocessor
 from edge.bundles.steps import ImagePreprocess
 from edge.errors import BackendError, InvalidRequest
-from tests.support.image_model import encoded
+from tests.support.image_model import encoded, picture
 
 STEP = ImagePreprocess(
     input="image",
@@ -36,12 +36,6 @@ def step(**changes):
     return msgspec.structs.replace(STEP, **changes)
 
 
-def picture(width, height, seed=0):
-    """Return noise that is smooth enough to survive a JPEG."""
-    noise = np.random.default_rng(seed).integers(0, 256, (height // 6 + 2, width // 6 + 2, 3), np.uint8)
-    return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
-
-
 def reference(image, config):
     """Resize, cut out the middle and normalise as the manifest's format says, on an upright image."""
     image = image.convert("RGB" if config.colours == "rgb" else "L")
@@ -49,6 +43,11 @@ def reference(image, config):
     size, side = config.size, config.shorter_side or config.size
     if config.resize == "stretch":
         image = image.resize((size, size), how)
+    elif config.resize == "letterbox":
+        image = image.resize([max(1, size * other // max(image.size)) for other in image.size], how)
+        values = np.zeros((size, size, 3), np.float32) + np.float32(config.mean)
+        values[: image.height, : image.width] = np.asarray(image, np.float32) / np.float32(255)
+        return ((values - np.float32(config.mean)) / np.float32(config.std)).transpose(2, 0, 1)
     else:
         image = image.resize(tuple(int(side * other / min(image.size)) for other in image.size), how)
         left, top = (round((other - size) / 2) for other in image.size)
@@ -67,11 +66,12 @@ def pixels(data, config=STEP):
         STEP,
         step(interpolation="bicubic", shorter_side=None),
         step(resize="stretch", shorter_side=None),
+        step(resize="letterbox", shorter_side=None),
         step(colours="grey", mean=(0.5,), std=(0.25,)),
     ],
-    ids=["crop", "bicubic", "stretch", "grey"],
+    ids=["crop", "bicubic", "stretch", "letterbox", "grey"],
 )
-@pytest.mark.parametrize("size", [(60, 41), (33, 90), (10, 7)])
+@pytest.mark.parametrize("size", [(60, 41), (33, 90), (10, 7), (1, 1), (1, 90)])
 def test_pixels_are_those_of_the_reference(config, size):
     for kind in ("PNG", "JPEG"):
         data = encoded(picture(*size), kind)

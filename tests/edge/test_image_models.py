@@ -218,7 +218,7 @@ def test_labels_of_rows_and_of_a_model_without_a_batch():
 
 
 async def test_images_of_a_client_that_left_are_not_decoded(tmp_path, monkeypatch):
-    begun, cancelled, read = threading.Event(), threading.Event(), ImagePreprocessor.read
+    begun, cancelled, read = threading.Event(), threading.Event(), ImagePreprocessor.read_placed
     rows = []
 
     def slowly(self, data, subject):
@@ -228,7 +228,7 @@ async def test_images_of_a_client_that_left_are_not_decoded(tmp_path, monkeypatc
         return read(self, data, subject)
 
     async with running_service(tmp_path, write) as it:
-        monkeypatch.setattr(ImagePreprocessor, "read", slowly)
+        monkeypatch.setattr(ImagePreprocessor, "read_placed", slowly)
         gone = asyncio.create_task(it.infer(images(*FILES, *FILES)))
         assert await asyncio.to_thread(begun.wait, 10)
         gone.cancel()

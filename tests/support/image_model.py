@@ -28,6 +28,12 @@ def encoded(image, kind="PNG", **options):
     return file.getvalue()
 
 
+def picture(width, height, seed=0):
+    """Return noise that is smooth enough to survive a JPEG."""
+    noise = np.random.default_rng(seed).integers(0, 256, (height // 6 + 2, width // 6 + 2, 3), np.uint8)
+    return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
+
+
 def bright(upper, lower, width=12, height=12):
     """Return a grey image whose halves have these brightnesses, 0 to 255."""
     pixels = np.full((height, width), lower, np.uint8)

@@ -21,6 +21,7 @@ from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.bundle.exportable import Contents, File, write_contents
 from export.bundle.exported import FULL
 from export.bundle.outputs import check_bundle, check_name
+from export.bundle.pack.boxes import boxes_step, with_limits
 from export.bundle.pack.golden import (
     OutputError,
     check_repeatable,
@@ -133,12 +134,17 @@ def pack_model(
         texts = text_step(options.tokenizer, options.max_length, runner.inputs) if options.tokenizer else None
         shapes = texts.shapes(max_batch_size) if texts else {}
         profile = profiles(runner.inputs, model.dimensions, max_batch_size, shapes | options.shapes)
-        labels = label_step(options.labels, specs[1], path, options.labelled) if options.labels else None
+        boxes = boxes_step(options, specs[1], path) if options.detect else None
+        labels = None
+        if options.labels and not boxes:
+            labels = label_step(options.labels, specs[1], path, options.labelled)
         begin("golden outputs")
         if texts:
             texts.check(runner, path)
         read_raw = texts.read if texts else partial(read_images, step=image) if image else None
         golden = _golden(runner, path, options.inputs, read_raw, profile, max_batch_size)
+        if boxes:
+            boxes = with_limits(boxes, options, golden, path)
         tolerance = tolerance_of(golden, model.precision)
         check_repeatable(runner, golden, tolerance, max_batch_size, path)
         # Requests never share a run of an INT8 tier, because dynamic quantization depends on the whole run.
@@ -188,7 +194,7 @@ def pack_model(
         golden="golden.npz",
         files={},
         preprocess=texts.step if texts else image,
-        postprocess=labels,
+        postprocess=boxes or labels,
         serving=serving,
         provenance=_provenance(model, source, SEED if source == RANDOM else None),
         measures=tuple(measure for variant in variants for measure in variant.measures),

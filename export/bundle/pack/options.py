@@ -31,6 +31,9 @@ class PackOptions(msgspec.Struct, frozen=True):
             ``calibration`` are then directories of images.
         labels: a file with the label of each logit in a line.
         labelled: the output that they are of; None for the only one that fits.
+        detect: the family of a detector, for clients that get boxes; None for other models.
+        threshold: score that boxes exceed, unless a request says otherwise; None for the format's default.
+        top_k: most boxes of a picture, as ``threshold``; None for as many as the model has queries.
         tokenizer: a directory with the ``tokenizer.json`` of a model of token ids, for clients that send texts;
             ``inputs`` and ``calibration`` are then files with a text in each line.
         pooling: what makes one vector of those of the tokens; None where the graph does that, or needs none.
@@ -47,6 +50,9 @@ class PackOptions(msgspec.Struct, frozen=True):
     image: Path | None = None
     labels: Path | None = None
     labelled: str | None = None
+    detect: str | None = None
+    threshold: float | None = None
+    top_k: int | None = None
     tokenizer: Path | None = None
     pooling: Pooling | None = None
     normalize: bool = False
@@ -64,11 +70,17 @@ class PackOptions(msgspec.Struct, frozen=True):
         if self.calibration and not self.int8:
             fix = "Add --int8, or leave --calibration out."
             raise UsageError("--calibration", given=str(self.calibration), expected="--int8 with it", fix=fix)
-        of_texts = {"--pooling": self.pooling, "--normalize": self.normalize, "--max-length": self.max_length}
-        for option, value in of_texts.items():
-            if value and not self.tokenizer:
-                fix = f"Add --tokenizer DIR, or leave {option} out."
-                raise UsageError(option, given=value, expected="--tokenizer with it", fix=fix)
+        of_texts = {"--pooling": self.pooling, "--normalize": self.normalize or None, "--max-length": self.max_length}
+        of_boxes = {"--threshold": self.threshold, "--top-k": self.top_k}
+        for other, example, is_given, those in (
+            ("--tokenizer", "--tokenizer DIR", self.tokenizer, of_texts),
+            ("--detect", "--detect FAMILY", self.detect, of_boxes),
+            ("--image", "--image JSON", self.image, {"--detect": self.detect}),
+        ):
+            for option, value in those.items():
+                if value is not None and not is_given:
+                    fix = f"Add {example}, or leave {option} out."
+                    raise UsageError(option, given=value, expected=f"{other} with it", fix=fix)
         if self.tokenizer and (self.image or self.max_batch_size == 0):
             other = "--image" if self.image else "--max-batch-size 0"
             fix = "Leave one of them out."

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 
 from edge.bundles.fields import MOST_CHARACTERS
 from edge.bundles.image import ImagePreprocessor
-from edge.bundles.steps import ImagePreprocess, LabelPostprocess, Labels
+from edge.bundles.steps import MOST_LABELS, ImagePreprocess, LabelPostprocess
 from edge.datatypes import Array, TensorSpec
 from edge.errors import Raw, UsageError
 from export.data.unlabelled import find_images, read_image, read_pixels
@@ -69,8 +68,7 @@ def read_images(option: str, directory: Path | None, step: ImagePreprocess) -> t
     return {step.input: raw.astype(np.bytes_)}, {step.output: np.stack(pixels)}
 
 
-_LINES = "2 to 4096 lines of UTF-8"
-_FIX = "Write the label of each column in a line of its own, in the order of the columns."
+LABELS_FIX = "Write the label of each column in a line of its own, in the order of the columns."
 
 
 def label_step(path: Path, outputs: Sequence[TensorSpec], model: Path, labelled: str | None = None) -> LabelPostprocess:
@@ -80,7 +78,7 @@ def label_step(path: Path, outputs: Sequence[TensorSpec], model: Path, labelled:
         labelled: name of that output; None for any.
     """
     subject = f"--labels {path}"
-    labels = _read_labels(path, subject)
+    labels = read_labels(path, subject, least=2)
     shapes = {
         spec.name: list(spec.shape) for spec in outputs if spec.datatype == "FP32" and labelled in (None, spec.name)
     }
@@ -88,25 +86,26 @@ def label_step(path: Path, outputs: Sequence[TensorSpec], model: Path, labelled:
     if len(fitting) != 1:
         given = Raw(f"{len(labels)} lines")
         expected = f"as many as one of the FP32 outputs of {model} has columns, {shapes}"
-        raise UsageError(subject, given=given, expected=expected, fix=_FIX)
+        raise UsageError(subject, given=given, expected=expected, fix=LABELS_FIX)
     taken = {spec.name for spec in outputs}
     name = next(one for one in ("label", "predicted_label") if one not in taken)
     return LabelPostprocess(logits=fitting[0], output=name, labels=labels)
 
 
-def _read_labels(path: Path, subject: str) -> Labels:
+def read_labels(path: Path, subject: str, *, least: int) -> tuple[str, ...]:
+    """Return the lines of a file; raise a UsageError about ``subject`` for fewer than ``least``, or other text."""
+    lines_expected = f"{least} to {MOST_LABELS} lines of UTF-8"
     try:
         # Excel and Notepad begin UTF-8 with a byte order mark. splitlines would also split at U+2028 and U+0085.
         lines = path.read_bytes().decode("utf-8-sig").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         given = Raw(error.strerror if isinstance(error, OSError) else error)
-        raise UsageError(subject, given=given, expected=_LINES, fix=_FIX) from None
+        raise UsageError(subject, given=given, expected=lines_expected, fix=LABELS_FIX) from None
     labels = [line.rstrip("\r") for line in lines]
     for number, label in enumerate(labels, 1):
         if not label.strip() or len(label) > MOST_CHARACTERS:
             expected = f"a label of 1 to {MOST_CHARACTERS} characters, not only spaces"
-            raise UsageError(f"{subject} line {number}", given=label, expected=expected, fix=_FIX)
-    try:
-        return msgspec.convert(labels, Labels)
-    except msgspec.ValidationError:
-        raise UsageError(subject, given=Raw(f"{len(labels)} lines"), expected=_LINES, fix=_FIX) from None
+            raise UsageError(f"{subject} line {number}", given=label, expected=expected, fix=LABELS_FIX)
+    if not least <= len(labels) <= MOST_LABELS:
+        raise UsageError(subject, given=Raw(f"{len(labels)} lines"), expected=lines_expected, fix=LABELS_FIX)
+    return tuple(labels)
