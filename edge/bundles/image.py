@@ -188,9 +188,12 @@ class ImagePreprocessor:
         """Return width and height after the resize, before the crop."""
         if self._config.resize == "stretch":
             return self._config.size, self._config.size
-        is_letterbox = self._config.resize == "letterbox"
-        side, whole = (self._config.shorter_side or self._config.size), (max if is_letterbox else min)(size)
-        width, height = (max(side * other // whole, 1) for other in size)
+        if self._config.resize == "letterbox":
+            scale = self._config.size / max(size)  # first, as transformers does, which leaves some sides a pixel short
+            width, height = (max(int(other * scale), 1) for other in size)
+        else:
+            side, shorter = self._config.shorter_side or self._config.size, min(size)
+            width, height = (side * other // shorter for other in size)
         return width, height
 
 

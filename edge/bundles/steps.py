@@ -119,7 +119,7 @@ class ImagePreprocess(_Step, frozen=True, tag="image", tag_field="type"):
 
     With ``resize`` of ``crop``, the shorter side becomes ``shorter_side`` pixels, by default ``size``, and the middle
     square of ``size`` pixels is kept; with ``stretch``, both sides become ``size``; with ``letterbox``, the longer one
-    does, and zeros follow to the right or below. A value from 0 to 255 becomes
+    does, but for rounding down, and zeros follow to the right or below. A value from 0 to 255 becomes
     ``(value / 255 - mean) / std`` of its channel. Images of more than ``max_bytes``, or of more than ``max_pixels``
     before or after the resize, are refused.
     """

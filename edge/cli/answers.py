@@ -118,6 +118,7 @@ def _boxes(outputs: Mapping[str, Array]) -> list[list[dict[str, Any]]] | None:
     columns = [labels] if labels.shape == classes.shape else []
     keys = [*["label"] * len(columns), "class", "score", "x1", "y1", "x2", "y2"]
     fits = classes.ndim == 2 and scores.shape == classes.shape and boxes.shape == (*classes.shape, 4)
+    fits = fits and [array.dtype.kind for array in (boxes, scores, classes)] == ["f", "f", "i"]
     if not fits or not len(classes) or not np.isfinite(boxes).all():
         return None
     pictures = []

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 
 from edge.bundles import boxes, spans
+from edge.bundles.steps import SpanPostprocess
 from edge.datatypes import DATATYPES, WIRE_TYPES, Array, datatype_of
 from edge.errors import InvalidRequest, Raw, RunnerError
 from edge.instruments.logs import NonfiniteWarnings
@@ -201,21 +202,19 @@ class ResponseBuilder:
                     raise _no_order(model, name, name)
                 rows = len(outputs[name]) if model.manifest.max_batch_size else 0
                 outputs[name] = largest_classes(outputs[name], count, model.labels.get(name, ()), rows)
-        if (step := model.spans) and form.contexts and any(spec.name in names for spec in step.results):
+        step = model.spans or model.boxes
+        if step and (form.contexts or form.pictures) and any(spec.name in names for spec in step.results):
             for name in step.reads:
                 if name in answer.nonfinite:
-                    raise _no_order(model, step.answer, name)
-            starts, ends = (answer.outputs[name] for name in step.reads)  # they may be ranked in outputs
-            found = spans.extract(step, starts, ends, form.contexts, form.parameters.n_best or 1)
-            outputs = {**outputs, **found}
-        if (boxing := model.boxes) and form.pictures and any(spec.name in names for spec in boxing.results):
-            for name in boxing.reads:
-                if name in answer.nonfinite:
-                    raise _no_order(model, boxing.boxes, name)
-            threshold = boxing.threshold if form.parameters.threshold is None else form.parameters.threshold
-            top_k = form.parameters.text.get(TOP_K, boxing.top_k)
-            logits, shares = (answer.outputs[name] for name in boxing.reads)  # as above
-            outputs = {**outputs, **boxes.extract(boxing, logits, shares, form.pictures, threshold, top_k)}
+                    raise _no_order(model, step.results[0].name, name)
+            logits, others = (answer.outputs[name] for name in step.reads)  # they may be ranked in outputs
+            if isinstance(step, SpanPostprocess):
+                made = spans.extract(step, logits, others, form.contexts, form.parameters.n_best or 1)
+            else:
+                threshold = step.threshold if form.parameters.threshold is None else form.parameters.threshold
+                top_k = form.parameters.text.get(TOP_K, step.top_k)
+                made = boxes.extract(step, logits, others, form.pictures, threshold, top_k)
+            outputs = {**outputs, **made}
         return InferResponse(model, request_id, {name: outputs[name] for name in names}, regions, parameters)
 
     def encoded(self, call: Call, answer: JobResult) -> Any:
@@ -246,7 +245,7 @@ def _no_order(model: Model, name: str, reads: str) -> RunnerError:
     return RunnerError(
         f"output {name!r} of {model.name!r}",
         given=Raw(f"a NaN or an infinity in {reads!r}"),
-        expected="finite logits to choose from",
+        expected="finite values to choose from",
         fix=f"Request {reads!r} alone to see them; usual causes are inputs out of range and FP16.",
     )
 

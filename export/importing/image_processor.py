@@ -30,7 +30,7 @@ _FILTERS: dict[int, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubi
 
 
 class Side(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A size of images: of both sides, of the shorter or the longer one, or the most of both, in proportion."""
+    """A size of images: of both sides, of the shorter one with the most of the longer one, or the most of both."""
 
     height: int | None = None
     width: int | None = None
@@ -44,7 +44,8 @@ class ImageConfig(msgspec.Struct, frozen=True):
     """``preprocessor_config.json`` of an image processor; ``resample`` is the number of Pillow's filter.
 
     ``crop_pct`` is the side of the square that is kept, as a share of the shorter side. With ``do_pad``, pixels follow
-    to the right and below up to ``pad_size``, or to the largest image of the batch.
+    to the right and below up to ``pad_size``, or to the largest image of the batch. Older files of DETR have the
+    ``longest_edge`` of ``size`` in ``max_size``.
     """
 
     image_mean: tuple[float, ...]
@@ -60,6 +61,7 @@ class ImageConfig(msgspec.Struct, frozen=True):
     rescale_factor: float = 1 / 255
     do_pad: bool | None = None
     pad_size: Side | None = None
+    max_size: int | None = None
 
 
 def read_image_processor(path: Path, image_size: int, channels: int) -> ImagePreprocess:
@@ -73,6 +75,9 @@ def read_image_processor(path: Path, image_size: int, channels: int) -> ImagePre
         _require(getattr(found, field), path, field, False, "true: every step is part of what the model reads")
     _require(abs(found.rescale_factor * 255 - 1) < 1e-6, path, "rescale_factor", found.rescale_factor, "1/255")
     _require(found.resample in _FILTERS, path, "resample", found.resample, "2 (bilinear) or 3 (bicubic)")
+    if found.max_size and isinstance(found.size, int):
+        size = Side(shortest_edge=found.size, longest_edge=found.max_size)
+        found = msgspec.structs.replace(found, size=size)
     if not found.do_normalize:
         found = msgspec.structs.replace(found, image_mean=(0.0,) * channels, image_std=(1.0,) * channels)
     resize, shorter, final = _sizes(found)
@@ -99,8 +104,8 @@ def read_image_processor(path: Path, image_size: int, channels: int) -> ImagePre
 def _sizes(found: ImageConfig) -> tuple[Literal["crop", "stretch", "letterbox"], int | None, Side]:
     """Return how images get their size, the shorter side after the resize of a crop, and the size in the end."""
     size = _side(found.size)
-    if found.do_pad and (longest := _longest(size)):
-        return "letterbox", None, Side(height=longest, width=longest)
+    if found.do_pad and size.max_height and size.max_height == size.max_width:
+        return "letterbox", None, Side(height=size.max_height, width=size.max_width)
     if found.crop_pct is not None:
         edge = size.shortest_edge or size.height or 0
         final = Side(height=edge, width=edge)
@@ -108,13 +113,6 @@ def _sizes(found: ImageConfig) -> tuple[Literal["crop", "stretch", "letterbox"],
     if found.do_center_crop:
         return "crop", size.shortest_edge or 0, _side(found.crop_size)
     return "stretch", None, size
-
-
-def _longest(size: Side) -> int | None:
-    """Return the longer side of every image after a resize that keeps proportions; None if it differs."""
-    if size.max_height and size.max_height == size.max_width:
-        return size.max_height
-    return size.longest_edge if size.shortest_edge in (None, size.longest_edge) else None
 
 
 def _side(size: Side | int | None) -> Side:

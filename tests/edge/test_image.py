@@ -44,7 +44,7 @@ def reference(image, config):
     if config.resize == "stretch":
         image = image.resize((size, size), how)
     elif config.resize == "letterbox":
-        image = image.resize([max(1, size * other // max(image.size)) for other in image.size], how)
+        image = image.resize([max(1, int(other * (size / max(image.size)))) for other in image.size], how)
         values = np.zeros((size, size, 3), np.float32) + np.float32(config.mean)
         values[: image.height, : image.width] = np.asarray(image, np.float32) / np.float32(255)
         return ((values - np.float32(config.mean)) / np.float32(config.std)).transpose(2, 0, 1)

@@ -89,10 +89,30 @@ def write_encoder_bundle(directory):
     write_bundle(directory / "encoder", manifest, files)
 
 
+def write_named_boxes_bundle(directory):
+    """``named``: boxes, scores and classes, of which the last are texts, unlike those of a detector's bundle."""
+    graph = graph_of(
+        """named (float[n, 1, 4] x) => (float[n, 1, 4] boxes, float[n, 1] scores, string[n, 1] classes) {
+            boxes = Identity(x)
+            scores = ReduceMax<axes = [2], keepdims = 0>(x)
+            classes = Cast<to = 8>(scores)
+        }"""
+    )
+    x, profile = np.ones((1, 1, 4), np.float32), {"x": Profile(min=(1, 1, 4), opt=(1, 1, 4), max=(8, 1, 4))}
+    outputs = {"boxes": x, "scores": x[..., 0], "classes": np.array([[b"1"]], object)}
+    types = {"boxes": ("FP32", (-1, 1, 4)), "scores": ("FP32", (-1, 1)), "classes": ("BYTES", (-1, 1))}
+    specs = tuple(TensorSpec(name, *of) for name, of in types.items())
+    manifest = manifest_of("named", (TensorSpec("x", "FP32", (-1, 1, 4)),), specs, profile, max_batch_size=8)
+    files = {"model.onnx": serialized(graph), "golden.npz": Golden({"x": x}, outputs).encode()}
+    write_bundle(directory / "named", manifest, files)
+
+
 def test_words_and_vectors_are_shown(tmp_path):
     write_tagger_bundle(tmp_path)
     write_encoder_bundle(tmp_path)
-    with running_server([tmp_path / "tagger", tmp_path / "encoder"], cache=tmp_path / "cache") as ready:
+    write_named_boxes_bundle(tmp_path)
+    bundles = [tmp_path / name for name in ("tagger", "encoder", "named")]
+    with running_server(bundles, cache=tmp_path / "cache") as ready:
         url = f"127.0.0.1:{ready.grpc_port}"
         lines = [
             line.split()
@@ -113,6 +133,7 @@ def test_words_and_vectors_are_shown(tmp_path):
         assert ["1", "1", "0.7071"] in rows
         assert ["2", "0.7071", "1"] in rows
         assert "cosines" not in shown("infer", "--url", url, "encoder", "--input", f"x={json.dumps(vectors[:1])}")
+        assert "1, 2, 3, 7" in shown("infer", "--url", url, "named", "--input", "x=[[[1, 2, 3, 7]]]")
 
 
 def test_a_minus_and_a_number_are_text_and_unknown_options_are_not(url):

@@ -138,6 +138,17 @@ def test_a_client_gets_the_boxes_of_transformers(detector, tmp_path):
 
 
 @with_transformers
+@pytest.mark.parametrize("size", [(98, 60), (49, 103), (127, 90)])
+def test_a_letterbox_rounds_as_transformers(tmp_path, size):
+    _, processor = yolos(pytest.importorskip("transformers"))
+    processor.save_pretrained(tmp_path)
+    step = read_image_processor(tmp_path / "preprocessor_config.json", SIDE, 3)
+    pixels = ImagePreprocessor(step).read(encoded(picture(*size)), "image")
+    wanted = processor(picture(*size), return_tensors="np")["pixel_values"][0]
+    np.testing.assert_allclose(pixels, wanted, atol=1e-5)
+
+
+@with_transformers
 @with_rtx
 def test_tensorrt_compiles_the_detector(detector):
     bundle = detector[2]
@@ -183,6 +194,10 @@ def test_files_and_options_that_make_no_detector(tmp_path, image):
     none = ["--labels", write(tmp_path / "none.txt", b"")]
     stock = {"size": {"shortest_edge": 800, "longest_edge": 1333}, "do_pad": True}
     yolos_image = ["--image", write(tmp_path / "stock.json", json.dumps(PROCESSOR | stock).encode())]
+    older = {"size": SIZE, "max_size": 1333}  # the shorter side, and the most of the longer one
+    older_image = ["--image", write(tmp_path / "older.json", json.dumps(PROCESSOR | older).encode())]
+    equal = {"size": {"shortest_edge": SIZE, "longest_edge": SIZE}, "do_pad": True}
+    equal_image = ["--image", write(tmp_path / "equal.json", json.dumps(PROCESSOR | equal).encode())]
     no_room = PROCESSOR | LETTERBOX | {"pad_size": {"height": 9, "width": 9}}
     padded = ["--image", write(tmp_path / "padded.json", json.dumps(no_room).encode())]
     given = r"got logits FP32 \[-1, 6, 3\], zz FP32 \[-1, 6, 4\]"
@@ -197,6 +212,8 @@ def test_files_and_options_that_make_no_detector(tmp_path, image):
         ({}, [*image, *labels, "--detect", "rt-detr"], "labels.txt: got 2 lines, expected 3, as many as 'logits' has"),
         ({}, [*image, *none, "--detect", "rt-detr"], "none.txt line 1: got '', expected a label"),
         ({}, [*yolos_image, "--detect", "yolos"], 'field size: got .*1333.*"max_width": 8} with "do_pad": true'),
+        ({}, [*older_image, "--detect", "detr"], 'field size: got .*1333.*"max_width": 8} with "do_pad": true'),
+        ({}, [*equal_image, "--detect", "yolos"], 'field size: got .*"longest_edge":8.*expected 8 x 8 pixels'),
         ({}, [*padded, "--detect", "yolos"], "field pad_size: got .*9.*, expected 8 x 8 pixels in the end"),
     ):
         path = write(tmp_path / "model.onnx", serialized(graph(**changes)))
