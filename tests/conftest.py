@@ -23,6 +23,11 @@ def pytest_configure(config):
         sys.addaudithook(_refuse)  # for good: hooks cannot be removed
 
 
+def pytest_runtest_teardown():
+    # A server that a test runs in this process leaves the handler of its event loop.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def _refuse(event, arguments):
     """Skip the running test, so that no list of such tests has to be kept."""
     if event in _STARTS and "PYTEST_CURRENT_TEST" in os.environ:  # pytest has it in tests and fixtures, not in imports
