@@ -10,9 +10,10 @@ from PIL import Image
 
 from edge.bundles.bundle import Bundle
 from edge.bundles.image import ImagePreprocessor
-from edge.errors import FewheadsError
+from edge.errors import FewheadsError, UsageError
 from edge.launch import running_server
 from edge.runtimes.tensorrt.build import compile_onnx
+from export.bundle.pack.steps import unused
 from export.cli.export import export
 from export.importing.image_processor import read_image_processor
 from tests.support.commands import shown
@@ -175,6 +176,14 @@ def test_the_outputs_have_other_names_where_the_graph_takes_them(tmp_path, image
         table = shown(*command)
     assert set(answer) == {"detected_boxes", "detected_scores", "detected_classes", "detected_labels"}
     assert [table.count(label) for label in LABELS] == [answer["detected_labels"][0].count(one) for one in LABELS]
+
+
+def test_a_graph_with_all_names_that_a_step_could_take():
+    choices = [["boxes", "scores"], ["detected_boxes", "detected_scores"]]
+    taken = {"logits", "boxes", "detected_scores"}
+    message = "one: got boxes, detected_scores, expected a graph without all of these names: boxes, scores or detected_"
+    with pytest.raises(UsageError, match=message):
+        unused(choices, taken, "one")
 
 
 def test_a_detector_without_labels(tmp_path, image):

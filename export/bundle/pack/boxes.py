@@ -14,7 +14,7 @@ from edge.datatypes import TensorSpec
 from edge.errors import Raw, UsageError
 from edge.protocol import BOX_PREFIXES
 from export.bundle.pack.options import PackOptions
-from export.bundle.pack.steps import LABELS_FIX, read_labels
+from export.bundle.pack.steps import LABELS_FIX, read_labels, unused
 
 #: What makes scores of the logits of each family, as its image processor in transformers does.
 FAMILIES: Final[Mapping[str, Literal["sigmoid", "softmax"]]] = {
@@ -56,17 +56,17 @@ def boxes_step(options: PackOptions, outputs: Sequence[TensorSpec], model: Path)
             beside = " beside that of no object" if activation == "softmax" else ""
             given, expected = Raw(f"{len(labels)} lines"), f"{classes}, as many as {logits!r} has classes{beside}"
             raise UsageError(subject, given=given, expected=expected, fix=LABELS_FIX)
-    names = [f"{prefix}{{}}" for prefix in BOX_PREFIXES]
     made, taken = ("boxes", "scores", "classes", "labels"), {spec.name for spec in outputs}
-    name = next(one for one in names if taken.isdisjoint(map(one.format, made)))
+    choices = [[f"{prefix}{one}" for one in made] for prefix in BOX_PREFIXES]
+    boxes, scores, kinds, label = unused(choices, taken, f"--detect for {model}")
     return BoxPostprocess(
         logits=logits,
         shares=shares,
-        boxes=name.format("boxes"),
-        scores=name.format("scores"),
-        classes=name.format("classes"),
+        boxes=boxes,
+        scores=scores,
+        classes=kinds,
         activation=activation,
-        label=name.format("labels") if labels else None,
+        label=label if labels else None,
         labels=labels,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,7 @@ def pixels_step(
             fix="Export the model with a dynamic batch as the only dynamic dimension, or leave --image out.",
         )
     taken = {spec.name for spec in (*inputs, *outputs)}
-    file = next(name for name in ("image", "image_file", "encoded_image") if name not in taken)
+    (file,) = unused([["image"], ["image_file"], ["encoded_image"]], taken, f"--image for {model}")
     return replace(read_image_processor(config, size, channels), input=file, output=inputs[0].name)
 
 
@@ -68,6 +69,20 @@ def read_images(option: str, directory: Path | None, step: ImagePreprocess) -> t
     return {step.input: raw.astype(np.bytes_)}, {step.output: np.stack(pixels)}
 
 
+def unused(choices: Sequence[Sequence[str]], taken: set[str], subject: str) -> Sequence[str]:
+    """Return the first choice of names that are not taken; raise a UsageError about ``subject`` if there is none."""
+    for names in choices:
+        if taken.isdisjoint(names):
+            return names
+    given = Raw(", ".join(sorted(taken.intersection(chain(*choices)))))
+    raise UsageError(
+        subject,
+        given=given,
+        expected=f"a graph without all of these names: {' or '.join(', '.join(names) for names in choices)}",
+        fix="Export the model with other names of its inputs and outputs.",
+    )
+
+
 LABELS_FIX = "Write the label of each column in a line of its own, in the order of the columns."
 
 
@@ -88,7 +103,7 @@ def label_step(path: Path, outputs: Sequence[TensorSpec], model: Path, labelled:
         expected = f"as many as one of the FP32 outputs of {model} has columns, {shapes}"
         raise UsageError(subject, given=given, expected=expected, fix=LABELS_FIX)
     taken = {spec.name for spec in outputs}
-    name = next(one for one in ("label", "predicted_label") if one not in taken)
+    (name,) = unused([["label"], ["predicted_label"]], taken, subject)
     return LabelPostprocess(logits=fitting[0], output=name, labels=labels)
 
 
