@@ -166,12 +166,11 @@ Labels = Annotated[tuple[Text, ...], msgspec.Meta(min_length=2, max_length=MOST_
 MOST_BOXES = 1000
 
 
-class _LabelStep(Struct, frozen=True):
-    """A step after a model that reads a column of ``logits`` (FP32) for each label."""
+class _OneOutput(Struct, frozen=True):
+    """A step after a model that makes one ``output`` of ``logits`` (FP32)."""
 
     logits: TensorName
     output: TensorName
-    labels: Labels
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -185,6 +184,12 @@ class _LabelStep(Struct, frozen=True):
     def result(self) -> TensorSpec:
         """The output that a client may request."""
         raise NotImplementedError
+
+
+class _LabelStep(_OneOutput, frozen=True):
+    """A step after a model that reads a column of ``logits`` for each label."""
+
+    labels: Labels
 
     def texts(self) -> Array:
         """Return the labels as BYTES, [labels]."""
@@ -230,24 +235,13 @@ class TokenLabelPostprocess(_LabelStep, frozen=True, tag="token_labels", tag_fie
         return lambda logits: texts[logits.argmax(axis=2)]
 
 
-class ScorePostprocess(Struct, frozen=True, tag="score", tag_field="type"):
+class ScorePostprocess(_OneOutput, frozen=True, tag="score", tag_field="type"):
     """The one column of ``logits`` (FP32, [-1, 1]) under the name of its meaning, ``output`` (FP32, [-1, 1]).
 
     The value is not clipped to the scale of the training data, and ``measures`` are of this very value.
     """
 
     shape: ClassVar[tuple[int, ...]] = (-1, 1)
-
-    logits: TensorName
-    output: TensorName
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return (self.logits,)
-
-    @property
-    def results(self) -> tuple[TensorSpec, ...]:
-        return (self.result,)
 
     @property
     def result(self) -> TensorSpec:
