@@ -145,12 +145,9 @@ class TokenizerPreprocessor(_TextPreprocessor):
         """Yield the tokens of each window of a row, and its second text; for a step with ``windows``."""
         assert self.config.windows
         for (_, context), encoding in self._encoded(*texts, go_on=go_on):
-            parts = np.array([-1 if part is None else part for part in encoding.sequence_ids], np.int64)
+            rows, cut = spans.cut(context, encoding, self.config.max_length, self.config.windows)
             uncut = _tokens(encoding.ids, encoding.type_ids, encoding.offsets)
-            cut = list(spans.windows_of(parts, self.config.max_length, self.config.windows))
-            rows = [Tokens(*(array[indices] for array in uncut)) for indices, _ in cut]
-            offsets = uncut.offsets[parts == 1]
-            yield rows, Context(context, offsets, tuple(window for _, window in cut))
+            yield [Tokens(*(array[indices] for array in uncut)) for indices in rows], cut
 
     def _encoded(self, *texts: Array, go_on: GoOn) -> Iterator[tuple[tuple[str, ...], Encoding]]:
         columns = [self._decoded(spec.name, column.ravel()) for spec, column in zip(self.inputs, texts, strict=True)]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from edge.bundles.steps import SpanPostprocess, WindowShape
 from edge.datatypes import Array
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
 
 
 class Window(NamedTuple):
@@ -41,7 +44,18 @@ class Span(NamedTuple):
     score: float
 
 
-def windows_of(parts: Array, most: int, windows: WindowShape) -> Iterator[tuple[Array, Window]]:
+def cut(text: str, encoding: Encoding, most: int, shape: WindowShape) -> tuple[list[Array], Context]:
+    """Return the tokens of each window of a question and its context, ``text``, and the context.
+
+    The tokens are indices [n] into the uncut row that ``encoding`` has. Arguments as those of :func:`_windows_of`.
+    """
+    parts = np.array([-1 if part is None else part for part in encoding.sequence_ids], np.int64)
+    found = list(_windows_of(parts, most, shape))
+    offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)[parts == 1]
+    return [indices for indices, _ in found], Context(text, offsets, tuple(window for _, window in found))
+
+
+def _windows_of(parts: Array, most: int, windows: WindowShape) -> Iterator[tuple[Array, Window]]:
     """Yield the tokens of each window, as indices [n] into the uncut row, and the window.
 
     Args:
@@ -95,7 +109,7 @@ def likeliest(
     A span is in one window and in the context alone, and has at most ``most_tokens``. Its score is the probability of
     its first token times that of its last, of all tokens of the context and the row's first token, the summary, which
     stands for no answer. A token in several windows counts once, with its largest logit; the summary with that of the
-    window that is least sure of no answer. Of one window, these are the scores of Transformers' pipeline.
+    window that is least sure of no answer. Of one window, these are the scores of Transformers 4's pipeline.
 
     Args:
         starts, ends: finite logits of a span's first and last token, [tokens] for each window.

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from tokenizers import Tokenizer
 
-from edge.bundles.spans import Context, windows_of
+from edge.bundles.spans import Context, cut
 from edge.bundles.steps import WindowShape
 from edge.datatypes import Array
 from edge.errors import Raw
@@ -178,18 +178,18 @@ def encode_windows(
     rows, tokens, segments, offsets, spans, contexts = [], [], [], [], [], []
     encodings = tokenizer.encode_batch([(question.question, question.context) for question in questions])
     for row, (question, encoding) in enumerate(zip(questions, encodings, strict=True)):
-        parts = np.array([-1 if part is None else part for part in encoding.sequence_ids], np.int64)
         ids, types = (np.array(values, np.int32) for values in (encoding.ids, encoding.type_ids))
-        of_context = np.array(encoding.offsets, np.int64)
-        of_context[parts != 1] = -1
-        cut = list(windows_of(parts, max_length, shape))
-        for indices, _ in cut:
+        of_windows, context = cut(question.context, encoding, max_length, shape)
+        contexts.append(context)
+        for indices, window in zip(of_windows, context.windows, strict=True):
             rows.append(row)
             tokens.append(ids[indices])
             segments.append(types[indices])
-            offsets.append(of_context[indices])
-            spans.append(_span(offsets[-1], question.answers[0]) if question.answers else (0, 0))
-        contexts.append(Context(question.context, of_context[parts == 1], tuple(window for _, window in cut)))
+            of_context = np.full((len(indices), 2), -1, np.int64)
+            inside = slice(window.first, window.first + window.length)
+            of_context[window.position : window.position + window.length] = context.offsets[inside]
+            offsets.append(of_context)
+            spans.append(_span(of_context, question.answers[0]) if question.answers else (0, 0))
     return Windows(
         tuple(tokens),
         tuple(segments),

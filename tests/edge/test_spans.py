@@ -113,7 +113,7 @@ def test_windows_are_those_of_the_library(read):
     assert [row.offsets.tolist() for row in rows] == [[list(pair) for pair in one.offsets] for one in want]
 
 
-def test_scores_of_one_window_are_those_of_transformers_pipeline():
+def test_scores_of_one_window_are_those_of_the_pipeline_of_transformers_4():
     """The product of two softmaxes over the summary and the context; see QuestionAnsweringPipeline.decode_spans."""
     start, end = np.array([[1.0, 9, 2, 3, 9]]), np.array([[0.5, 9, 1, 4, 9]])
     context = Context("ab", np.array([[0, 1], [1, 2]]), (Window(0, 2, 2),))
