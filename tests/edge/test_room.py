@@ -157,16 +157,22 @@ async def test_a_stopped_load_does_not_begin_after_an_eviction(tmp_path, loads):
         assert loads == {"a": 1}
 
 
+async def reloaded_and_evicted(running, preparing):
+    """Return entry and use of "a", a load of it that is held, and a request to "b" for which its model is evicted."""
+    await ask(running, "a")
+    entry, use = running.repository.find("a", ""), running.model("a").use
+    entry.loaded_at, _ = 0.0, use.take()
+    preparing.held = "a"
+    reloaded = asyncio.create_task(running.control.load_model("a"))
+    await until(lambda: preparing["a"] == 2)
+    other = asyncio.create_task(ask(running, "b"))
+    await until(lambda: entry.state == "UNLOADING")
+    return entry, use, reloaded, other
+
+
 async def test_a_load_that_fails_during_the_eviction_of_its_earlier_model(tmp_path, preparing):
     async with serving(tmp_path, 1) as running:
-        await ask(running, "a")
-        entry, use = running.repository.find("a", ""), running.model("a").use
-        entry.loaded_at, _ = 0.0, use.take()
-        preparing.held = "a"
-        reloaded = asyncio.create_task(running.control.load_model("a"))
-        await until(lambda: preparing["a"] == 2)
-        other = asyncio.create_task(ask(running, "b"))
-        await until(lambda: entry.state == "UNLOADING")
+        entry, use, reloaded, other = await reloaded_and_evicted(running, preparing)
         (running.directory / "a-1" / "model.onnx").write_bytes(b"broken")
         preparing.goes_on.set()
         use.give_back()
@@ -179,14 +185,7 @@ async def test_a_load_that_fails_during_the_eviction_of_its_earlier_model(tmp_pa
 async def test_an_unload_during_an_eviction_is_the_last_word(tmp_path, preparing, monkeypatch):
     monkeypatch.setattr(repository_load, "_STOP_SECONDS", 0.0)
     async with serving(tmp_path, 1) as running:
-        await ask(running, "a")
-        entry, use = running.repository.find("a", ""), running.model("a").use
-        entry.loaded_at, _ = 0.0, use.take()
-        preparing.held = "a"
-        reloaded = asyncio.create_task(running.control.load_model("a"))
-        await until(lambda: preparing["a"] == 2)
-        other = asyncio.create_task(ask(running, "b"))
-        await until(lambda: entry.state == "UNLOADING")
+        entry, use, reloaded, other = await reloaded_and_evicted(running, preparing)
         unloaded = asyncio.create_task(running.control.unload_model("a"))
         await until(reloaded.done)
         for _ in range(10):
