@@ -225,7 +225,8 @@ def infer(
             print_stream(client, request, timeout)
             return
         result = client.infer(**vars(request))
-    labels = labels_of(result.outputs[PROBABILITIES]) if top and not answers and not detects else None
+    ranked = options.get("outputs") == (PROBABILITIES,)
+    labels = labels_of(result.outputs[PROBABILITIES]) if ranked else None
     columns = {"image" if images else "text": texts, "text_pair": pairs}
     print_answer(result, columns, labels, as_json=as_json)
 
