@@ -2,7 +2,9 @@
 
 import asyncio
 import time
+from itertools import cycle
 
+import numpy as np
 import pytest
 
 from edge.errors import Overloaded
@@ -186,7 +188,7 @@ def test_rejections_give_the_numbers_and_the_time_to_come_back():
     assert rejected(Admission(queue_of(), 1, True), just_late, [])[2] == 1
 
 
-STEP_SECONDS, TOKEN_SECONDS = 0.01, 0.001
+STEP_SECONDS, TOKEN_SECONDS, STALL_SECONDS = 0.01, 0.001, 0.3
 
 
 @pytest.fixture
@@ -242,6 +244,15 @@ def test_predicted_finish_has_each_prompt_once(executor):
     assert [call.call_seconds(0) for call in calls] == pytest.approx([128 * TOKEN_SECONDS, STEP_SECONDS])
 
 
+def test_stall_of_a_measured_run_is_not_learnt(executor, monkeypatch):
+    stalls = cycle([STALL_SECONDS, 0, 0])
+    alone, session = executor_of(lambda rows: (time.sleep(next(stalls)), rows)[1]), executor.program.session
+    monkeypatch.setattr(executor.program, "session", lambda options: (time.sleep(next(stalls)), session(options))[1])
+    for one, inputs in ((alone, {"x": np.zeros((1, 1), np.float32)}), (executor, inputs_of(PROMPT))):
+        one.measure(inputs, 3)
+        assert 0 < one.first_seconds(1, one.assembler.size(inputs)) < STALL_SECONDS
+
+
 def test_steps_left_of_a_text_are_one_fewer_than_its_tokens(executor):
     options = job_for(executor, PROMPT, max_tokens=9).options
     assert [executor.repeats_left(options, done) for done in (0, 3, 8)] == [8, 5, 0]
@@ -279,7 +290,8 @@ async def test_request_that_a_run_can_meet_is_admitted_whatever_its_prompt(tmp_p
         long = (PROMPT * 32)[:90]
         with occupied(running.scheduler):
             task = asyncio.create_task(running.infer(text_request(long, max_tokens=5), time.monotonic() + 1.2))
-            await asyncio.sleep(0.02)
+            while not (len(running.scheduler.queue) or task.done()):
+                await asyncio.sleep(0)
         assert text_of(await task) == continued(long, 5)
         await running.infer(text_request(PROMPT, "ab", max_tokens=7))
         runs = running.repository.find(NAME, "").statistics.runs()["full"]
