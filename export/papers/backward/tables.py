@@ -68,12 +68,12 @@ def _answers(answers: Table) -> Table:
         cells[key] = [kind(100 * value, (100 * low, 100 * high)) for value, low, high in scaled]
     rows: list[Sequence[object]] = []
     for row in answers.rows:
-        name, minus = str(row[0]).removeprefix("the head minus: "), str(row[0]).startswith("the head minus: ")
+        _, minus, name = str(row[0]).rpartition("the head minus: ")
         if name in _ANSWERED:
             rows.append(row)
         if name == FROZEN.name:
             key = "head_exact_match" if minus else "exact_match"
-            rows.append(("the head minus: " * minus + beam["method"], None if minus else 0, *cells[key]))
+            rows.append((minus + beam["method"], None if minus else 0, *cells[key]))
     return answers._replace(rows=rows)
 
 

@@ -60,12 +60,9 @@ def sums_tables(models: Sequence[ModelResult]) -> list[Table]:
         if spec is not None and spec.paper is not None:
             pairs = [(f"{value:.3g}", model.measure(*key).value) for key, value in spec.paper.errors().items()]
             *errors, long = [cell for pair in pairs for cell in pair]
-            ours: tuple[object, ...] = ("–",) * 3  # of another code
-            if not spec.paper.other_code:
-                least, most = (f"{end:.3g}" for end in model.paper_scores)
-                ours = (model.paper_long, scores[1].value, f"{least} … {most}")
-            slip, *papers = (ours[0], f"{spec.paper.score:.3g}", *ours[1:])
-            published.append((model.name, *errors, slip, long, *papers))
+            by_baseline = " … ".join(f"{end:.3g}" for end in model.paper_scores)
+            ours = ("–",) * 3 if spec.paper.other_code else (model.paper_long, scores[1].value, by_baseline)
+            published.append((model.name, *errors, ours[0], long, f"{spec.paper.score:.3g}", *ours[1:]))
     number = sum(model.against.get(name, (1, None))[1] is not None for model in models for name in compared)
     note = (
         "Welch's t-tests of the logarithms of scores, over seeds; none where a model has one seed. The values of p are "

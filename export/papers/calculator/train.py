@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -69,7 +70,8 @@ class CalculatorObjective:
         Without ``val``, both are the mean of the losses within the epoch.
         """
         if self._val is None:
-            within = sum(items * loss for items, loss in self._losses) / len(self._x)
+            items, losses = zip(*self._losses, strict=True)
+            within = float(np.average(losses, weights=items))
             return EpochScore(-within, "train MSE", within)
         errors = torch.from_numpy(self.model.predict(self._val.tokens)[:, 0] - self._val.truth)
         return EpochScore(-float(errors.square().mean()), "val MAE", float(errors.abs().mean()))

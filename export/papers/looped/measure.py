@@ -83,8 +83,8 @@ class Ratio(msgspec.Struct, frozen=True):
     Attributes:
         seeds: of both; a baseline has none.
         after_all: after all pairs; None where the other has practically no error.
-        known: the mean from as many pairs as dimensions on: with fewer, no method can know the function. None as
-            ``after_all``, for a method that was not measured after every number, and in earlier records.
+        known: of the means from as many pairs as dimensions on: with fewer, no method can know a linear function. None
+            as ``after_all``, for a method that was not measured after every number, and in earlier records.
     """
 
     other: str
@@ -123,11 +123,11 @@ class TaskResult(msgspec.Struct, frozen=True):
     processor: Processor
 
     def known_ratio(self, ratio: Ratio) -> Mean | float | None:
-        """Return the ratio's ``known``, without an interval from the means of a record that has none."""
-        here, there = (self.by_pairs.get(name or "", {}) for name in (self.looped, ratio.other))
-        pairs = range(self.dims, self.points)
-        if ratio.known or not there.keys() >= set(pairs) or sum(there[at] for at in pairs) < _ROUNDING:
+        """Return the ratio's ``known``; of an earlier record, that of its mean errors, without an interval."""
+        here, there = self.by_pairs[str(self.looped)], self.by_pairs[ratio.other]
+        if ratio.known or ratio.after_all is None or len(there) < self.points:
             return ratio.known
+        pairs = range(self.dims, self.points)
         return sum(here[at] for at in pairs) / sum(there[at] for at in pairs)
 
 

@@ -20,7 +20,7 @@ from export.papers.looped.model import PromptConfig, PromptTransformer, step_fee
 from export.papers.looped.run import Looped, LoopedSettings, seeds_of
 from export.report.drawing import write_figure
 from export.report.table import Table, with_tables, write_pages
-from export.training.intervals import RESAMPLES, Mean, Sample, with_interval
+from export.training.intervals import Mean, Sample, with_interval
 
 _PAGE = Path(__file__).with_name("RESULTS.md")
 RESULTS = Path(__file__).with_name("results")
@@ -78,7 +78,7 @@ def _further(errors: Mapping[str, Any]) -> Table:
     """Return the errors of linear models on further prompts; intervals are over seeds alone, by Student or Welch."""
     kinds = ("linear-looped", "linear-unlooped")
     by_seed = [np.array([one["error"] for name, one in errors.items() if name.startswith(kind)]) for kind in kinds]
-    samples = [Sample(of, np.full(RESAMPLES, of.mean())) for of in by_seed]
+    samples = [Sample(of, of.mean(keepdims=True)) for of in by_seed]
     cells = [
         (", ".join(f"{error:.5f}" for error in of), _short(one.mean()))
         for of, one in zip(by_seed, samples, strict=True)
