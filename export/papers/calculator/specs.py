@@ -82,10 +82,10 @@ _CLOSE = Tolerance(atol=1e-4, rtol=1e-5)
 _OUTSIDE = "sums of 3 operands from -5 to 4; its error grows outside of them"
 
 #: The models by the names of their runs and bundles. Networks, optimisers and rates of paper 000's models are those of
-#: its public code; when they stop differs. Gains below 1e-4 do not count, as in that code in November 2025, but in the
-#: paper's own version below 1e-3; of transformers all count here. ``calculator-lstm`` learns from all items, and keeps
-#: the best of 100 epochs. The paper's LSTM learns as ``calculator-lstm-public``, that of November from a resample for
-#: 100 epochs, of which the last is kept.
+#: its public code. When they stop differs: gains below 1e-4 do not count, as in that code's version of November 2025;
+#: in the paper's, those below 1e-3 do not. Of transformers all count here. ``calculator-lstm`` learns from all items,
+#: and keeps the best of 100 epochs. The paper's LSTM learns as ``calculator-lstm-public``; that of November learns from
+#: a resample for 100 epochs, of which the last is kept.
 SPECS: dict[str, Spec] = {
     "calculator-oracle": Spec(
         network="Oracle",
@@ -207,7 +207,7 @@ SPECS: dict[str, Spec] = {
     ),
 }
 NAMES = tuple(SPECS)
-#: Another training of the LSTM, its widths, and a transformer that takes half an hour and learns nothing.
+#: Another training of the LSTM, other widths of both LSTMs, and a transformer that takes half an hour.
 CONTROLS = tuple(f"calculator-{name}" for name in ("lstm-public", "lstm128", "bilstm18", "transformer0"))
 #: What ``fewheads train calculator`` trains.
 DEFAULT_NAMES = tuple(name for name in NAMES if name not in CONTROLS)
