@@ -176,6 +176,13 @@ def test_the_measured_table_of_the_readme_is_that_of_the_report():
     assert f"| model |{table}\n" in README
 
 
+def test_the_ratio_of_looped_models_in_the_readme_is_that_of_their_page():
+    page = (ROOT / "export/papers/looped/RESULTS.md").read_text().split("results/trials.json by")[1]
+    ((ratio, bounds),) = re.findall(r"\| ([\d.]+) \(([^|]+)\) \|$", page.split("\n\n!")[0], re.MULTILINE)
+    said = f"with {ratio} times the error of twelve layers with 600,385 ({bounds}, three seeds each)"
+    assert said in " ".join(README.split())
+
+
 def test_the_speeds_on_an_orin_are_those_of_the_record():
     record = ROOT / "export/papers/frontier/boards/orin-nano-super-15W.json"
     plans = msgspec.json.decode(record.read_bytes(), type=boards.BoardPlans)
@@ -232,29 +239,23 @@ def test_a_table_is_written_behind_its_marker_and_the_text_around_it_stays():
     assert with_tables(anew, "make it", {"records.json#b": table._replace(note="")}).startswith(
         f"Text.\n\n{marker}\n\n| a"
     )
-    for other in (page.replace("#b", ""), 2 * page):
-        with pytest.raises(
-            ValueError, match=r"the document has [02] tables behind <!-- table: records.json#b by make it"
-        ):
+    for other, message in (
+        (page.replace("#b", ""), "a table behind records.json by make it, which makes none"),
+        (page.replace("it -->", "that -->"), "0 tables behind <!-- table: records.json#b by make it"),
+        (2 * anew, "2 tables behind <!-- table: records.json#b by make it"),
+    ):
+        with pytest.raises(ValueError, match=f"the document has {message}"):
             with_tables(other, "make it", {"records.json#b": table})
 
 
-_PAPERS = (
-    *("adaptive/RESULTS.md", "backward/RESULTS.md", "calculator/RESULTS.md", "calculator/VARIATIONS.md"),
-    *("calculator/stack/RESULTS.md", "looped/RESULTS.md"),
-)
+#: Pages of results, whose tables are those of a module in :data:`WRITERS` or of a test.
+RESULTS = listed(*(f"export/*{name}.md" for name in ("RESULTS", "VARIATIONS", "LIMITS", "FAMILIES")))
 #: Pages whose tables of figures each name a record and the command that recomputes them.
 RECORDED = (
-    *(
-        "README.md",
-        "export/papers/frontier/FAMILIES.md",
-        "export/reduce/LIMITS.md",
-        "export/reduce/RESULTS.md",
-        "export/estimate/README.md",
-    ),
+    *RESULTS,
+    *("README.md", "export/estimate/README.md"),
     *("export/bundle/fewest_kernels/KERNELS.md", "export/bundle/pack/README.md"),
     *("deploy/peers/RESULTS.md", "deploy/boards/README.md"),
-    *(f"export/papers/{name}" for name in _PAPERS),
 )
 _MARKER = re.compile(r"^<!-- table: (.+) by (.+) -->$", re.MULTILINE)
 _FIGURE = re.compile(r"\| *[*+~±<≤≈-]*\d")
@@ -278,6 +279,8 @@ def test_each_table_of_figures_names_its_record_and_command(name):
         for record in marker[1].partition("#")[0].split(", "):
             assert record in tracked or any(file.startswith(f"{record}/") for file in tracked), (head, record)
         program, *arguments = shlex.split(marker[2])
+        if name in RESULTS and program != "pytest":
+            assert arguments[-1] in {module.__name__ for module in WRITERS}, (head, marker[2])
         if program == "fewheads":
             assert arguments[0] in COMMANDS, (head, arguments)
         elif program == "pytest":
