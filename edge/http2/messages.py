@@ -133,7 +133,7 @@ class Messages:
                 at += PREFIX_BYTES
             if len(self._buffer) - at < self._length:
                 break
-            if not at and len(self._buffer) == self._length:
+            if len(self._buffer) == self._length:  # then ``at`` is 0
                 whole, self._buffer = self._buffer, bytearray()
                 messages.append(self._end(whole))  # type: ignore[arg-type]  # protobuf and zlib read either
                 break
