@@ -102,7 +102,7 @@ class Classifiers(NamedTuple):
             source = _FineTuned(opened, self.data)
         program, of_cascade = None, list[Measure]()
         if self.cascade is not None:
-            if isinstance(source, _Imported) or not source.labels:
+            if isinstance(source, _Imported) or not source.labels or any(run.opened.measured_in_int8 for run in opened):
                 raise no_cascade(self.cascade)
             program, of_cascade = source.cascade(opened, self.cascade)
         inputs, by_token = source.inputs, first.head.by_token

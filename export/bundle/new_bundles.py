@@ -146,7 +146,7 @@ def _check_single(bundle: str, tiers: Sequence[str], artifacts: Sequence[str]) -
 def no_cascade(share: float) -> UsageError:
     """Return the error of a cascade of models that cannot be one."""
     fix = "Give fine-tuned runs of one task with classes, the full model first, or leave --cascade out."
-    return UsageError("--cascade", given=share, expected="two classifiers or more, with labels", fix=fix)
+    return UsageError("--cascade", given=share, expected="two classifiers or more with it, measured in FP32", fix=fix)
 
 
 #: A manifest holds eight tiers, and each run has a twin in INT8.

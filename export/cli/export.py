@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from edge.cli.options import FloatRange
 from edge.cli.output import json_option, print_json, print_table, remark
 from edge.errors import UsageError
 from export.bundle.exported import RUNTIMES, print_exported
@@ -93,7 +94,7 @@ CLASSIFIERS = Kind(_classifiers)
 @click.option(
     "--cascade",
     metavar="SHARE",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    type=FloatRange(0, 1, min_open=True, max_open=True),
     help="Of classifiers, let the last run answer requests with tier=auto, and the first one those of which the last "
     "is least sure: this share of the hold-out.",
 )
@@ -133,8 +134,7 @@ def export(
     FP32. `fewheads pack` makes a bundle of an ONNX file.
     """
     if triton:
-        given = {"--version": version != 1, "--tier-name": tiers, "--artifacts": artifacts}
-        given |= {"--cascade": cascade}
+        given = {"--version": version != 1, "--tier-name": tiers, "--artifacts": artifacts, "--cascade": cascade}
         _write_for_triton(runs, repository, name, tier, given | {"--data": data}, replace=replace, as_json=as_json)
         return
     if tier:
