@@ -2,12 +2,13 @@
 
 import asyncio
 import time
-from itertools import cycle
+from itertools import chain, repeat
 
 import numpy as np
 import pytest
 
 from edge.errors import Overloaded
+from edge.programs.generate import GenerationSession
 from edge.programs.program import Options
 from edge.programs.sampling import Sampling
 from edge.scheduling.admission import Admission
@@ -244,13 +245,18 @@ def test_predicted_finish_has_each_prompt_once(executor):
     assert [call.call_seconds(0) for call in calls] == pytest.approx([128 * TOKEN_SECONDS, STEP_SECONDS])
 
 
+def stalled_once(call):
+    pauses = chain([STALL_SECONDS], repeat(0))
+    return lambda *arguments: (time.sleep(next(pauses)), call(*arguments))[1]
+
+
 def test_stall_of_a_measured_run_is_not_learnt(executor, monkeypatch):
-    stalls = cycle([STALL_SECONDS, 0, 0])
-    alone, session = executor_of(lambda rows: (time.sleep(next(stalls)), rows)[1]), executor.program.session
-    monkeypatch.setattr(executor.program, "session", lambda options: (time.sleep(next(stalls)), session(options))[1])
+    monkeypatch.setattr(executor.program, "session", stalled_once(executor.program.session))
+    monkeypatch.setattr(GenerationSession, "step", stalled_once(GenerationSession.step))
+    alone = executor_of(stalled_once(lambda rows: rows))
     for one, inputs in ((alone, {"x": np.zeros((1, 1), np.float32)}), (executor, inputs_of(PROMPT))):
         one.measure(inputs, 3)
-        assert 0 < one.first_seconds(1, one.assembler.size(inputs)) < STALL_SECONDS
+        assert 0 < one.run_seconds(one.assembler.size(inputs)) < STALL_SECONDS
 
 
 def test_steps_left_of_a_text_are_one_fewer_than_its_tokens(executor):
