@@ -15,6 +15,7 @@ from edge.bundles.manifest import Manifest, Measure, Tier
 from edge.bundles.programs import CascadeProgram
 from edge.bundles.steps import ImagePreprocess
 from edge.errors import Raw, UsageError
+from edge.programs.program import AUTO
 from export.bundle.accuracy import in_tier, int8_measures
 from export.bundle.cascade import cascade
 from export.bundle.clients import (
@@ -104,6 +105,9 @@ class Classifiers(NamedTuple):
         if self.cascade is not None:
             if isinstance(source, _Imported) or not source.labels or any(run.opened.measured_in_int8 for run in opened):
                 raise no_cascade(self.cascade)
+            if AUTO in self.tiers:
+                fix = "Give another --tier-name."
+                raise UsageError("--tier-name", given=AUTO, expected="a name that the cascade does not have", fix=fix)
             program, of_cascade = source.cascade(opened, self.cascade)
         inputs, by_token = source.inputs, first.head.by_token
         names = [*first.head.outputs, *(["offsets"] if by_token else [])]

@@ -258,6 +258,10 @@ def test_runs_that_cannot_be_tiers(bundled, stsb, tmp_path):
         ((full, *name, "--cascade", 0.3), r"--cascade: got 0\.3, expected two classifiers or more with it, .* Give"),
         ((stsb / "STS-B", stsb / "STS-B", *name, *twins[:3], "b", "--cascade", 0.3), "--cascade: got 0.3, expected"),
         ((full, full, *name, *twins[:3], "b", "--cascade", "nan"), "--cascade: got nan, expected a number"),
+        (
+            (full, full, *name, *twins[:3], "auto", "--cascade", 0.3),
+            "--tier-name: got 'auto', expected a name that the cascade does not have. Give another",
+        ),
         ((full, stsb / "STS-B", *name, *twins[:3], "b"), r"task of the runs: got \['SST-2', 'STS-B'\], expected one"),
     ):
         with pytest.raises(UsageError, match=message):
