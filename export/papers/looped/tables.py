@@ -14,10 +14,10 @@ from export.estimate.parts import predict_file
 from export.estimate.predictions import PredictedLatencies, read_latencies
 from export.models.transformer import LayerShape
 from export.papers.experiment import REPORT, ExperimentReport, Part, read_records, read_settings, report_on
-from export.papers.looped.bundle import usual_steps
 from export.papers.looped.measure import TaskResult
 from export.papers.looped.model import PromptConfig, PromptTransformer, step_feeds, step_onnx
 from export.papers.looped.run import Looped, LoopedSettings, seeds_of
+from export.papers.looped.tiers import usual_files
 from export.report.drawing import write_figure
 from export.report.table import Table, with_tables, write_pages
 from export.training.intervals import Mean, Sample, with_interval
@@ -110,7 +110,7 @@ def predicted() -> PredictedLatencies:
     predictions = []
     for name, shape in (("full", LayerShape(4, 16, 256)), ("reduced", LayerShape(4, 8, 128))):
         config = PromptConfig(dims=5, points=11, dim=64, shapes=(shape,))
-        _, step = usual_steps(step_onnx(PromptTransformer(config)))["tensorrt"]
+        _, step = usual_files(step_onnx(PromptTransformer(config)))["tensorrt"]
         for rows in (1, 8, 64):
             shapes = {key: array.shape for key, array in step_feeds(config, rows).items()}
             one = predict_file(step, shapes, DEFAULT_BOARD.mode, name)
