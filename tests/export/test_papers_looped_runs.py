@@ -172,7 +172,7 @@ def test_runs_of_all_functions_are_trained_exported_and_served_side_by_side(tmp_
             ]
             recorded = next(one.value for one in metrics.measures if one.split in ("loops-8", "unlooped"))
             errors = squared_errors(function, config.dims, np.concatenate(found), ys[:, -1].numpy())
-            assert errors.mean() == pytest.approx(recorded, rel=1e-3)
+            assert errors.mean() == pytest.approx(recorded, rel=1e-5)
 
 
 @pytest.fixture(scope="module")
