@@ -61,7 +61,7 @@ def _classifiers(target: NewBundle) -> Exportable:
 KINDS = {
     **dict.fromkeys(SUMMING, Kind(_sums, lambda config: config.model, has_tiers=False)),
     STACK: Kind(_stack, lambda config: config.model, has_tiers=False),
-    looped.MODEL: Kind(_looped, lambda config: f"{looped.PREFIX}{config.arguments.get('function')}"),
+    looped.MODEL: Kind(_looped, lambda config: looped.bundle_name(config.arguments)),
 }
 CLASSIFIERS = Kind(_classifiers)
 
@@ -129,9 +129,9 @@ def export(
     """Export runs as bundles of ONNX files, checked against torch, or with --triton bundles as models of Triton.
 
     Each calculator becomes a bundle, and looped runs of one function class, the full model first, become the tiers of
-    one. Runs of `fewheads finetune`, `import` and `reduce`, the full model first, become the tiers of one bundle, NAME;
-    each has a twin in INT8, TIER-int8. The table has a row for each file, because INT8 differs more from torch than
-    FP32. `fewheads pack` makes a bundle of an ONNX file.
+    one; so do unlooped ones. Runs of `fewheads finetune`, `import` and `reduce`, the full model first, become the tiers
+    of one bundle, NAME; each has a twin in INT8, TIER-int8. The table has a row for each file, because INT8 differs
+    more from torch than FP32. `fewheads pack` makes a bundle of an ONNX file.
     """
     if triton:
         given = {"--version": version != 1, "--tier-name": tiers, "--artifacts": artifacts, "--cascade": cascade}
