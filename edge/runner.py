@@ -73,7 +73,7 @@ class DecoderTensors(NamedTuple):
     """The names of a decoder's tensors; see :class:`edge.bundles.programs.GenerateProgram`.
 
     ``cache`` has the input with the entries so far and the output with the new ones, of the keys and values of all
-    layers.
+    layers, and ``hidden`` what each block of a decoder computes for the next one.
     """
 
     tokens: str
@@ -81,6 +81,7 @@ class DecoderTensors(NamedTuple):
     last: str
     logits: str
     cache: tuple[tuple[str, str], ...]
+    hidden: tuple[str, ...] = ()
 
 
 class DeviceDecoder(Protocol):
@@ -162,8 +163,13 @@ class Runner(Protocol):
             steps: the number of steps that :meth:`DeviceLoop.step` computes at once.
         """
 
-    def decoder(self, tensors: DecoderTensors) -> DeviceDecoder:
-        """Return a decoder without rows; ``tensors`` are the graph's."""
+    def decoder(self, tensors: DecoderTensors, *further: Runner) -> DeviceDecoder:
+        """Return a decoder without rows; ``tensors`` are the graphs'.
+
+        Args:
+            further: runners of the same runtime for the blocks after this one, in their order. This runner stays open
+                as long as they do.
+        """
 
     def close(self) -> None:
         """Free the device memory. The runner and its handles are invalid afterwards."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from edge.datatypes import NUMPY_TYPES, Array, TensorSpec, byte_size
 from edge.errors import InvalidRequest
-from edge.runner import DecoderTensors, LoopTensors, Tensor, check_feeds
+from edge.runner import DecoderTensors, LoopTensors, Runner, Tensor, check_feeds
 from edge.runtimes.cuda import CudaDevice
 from edge.runtimes.tensorrt.decoder import DecoderBuffers, TensorRtDecoder
 from edge.runtimes.tensorrt.device import SharedDevice
@@ -214,12 +214,13 @@ class TensorRtRunner(TensorRtModel):
                 self._loops.append(buffers)
             return TensorRtLoop(self, buffers)
 
-    def decoder(self, tensors: DecoderTensors) -> TensorRtDecoder:
+    def decoder(self, tensors: DecoderTensors, *further: Runner) -> TensorRtDecoder:
         """Return a decoder without rows; see :meth:`edge.runner.Runner.decoder`. It reuses a dropped one's buffers."""
         with self.working() as (shared, engine):
             buffers = next((each for each in self._decoders if each.free and each.tensors == tensors), None)
             if not buffers:
-                buffers = DecoderBuffers(self, shared, engine, tensors)
+                others = [of._engine for of in further if isinstance(of, TensorRtRunner) and of._engine]
+                buffers = DecoderBuffers(self, shared, [engine, *others], tensors)
                 self._decoders.append(buffers)
             return TensorRtDecoder(self, buffers, self._check_indices)
 
