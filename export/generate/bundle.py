@@ -172,9 +172,9 @@ class LanguageModel(NamedTuple):
             raise UsageError("--layers-per-block", given=most, expected=expected, fix="Raise it, or leave it out.")
         size_bytes = 4 * max(left_parameters(model, range(layers)[at : at + most]) for at in range(0, layers, most))
         if size_bytes > _MOST_ONNX_BYTES:
-            fix = "Give fewer --layers-per-block, reduce it, or take a smaller one: an ONNX file contains its weights."
-            given = Raw(f"{size_bytes:,} bytes of weights in FP32 in a file")
-            raise UsageError(f"{self.directory}", given=given, expected=f"at most {_MOST_ONNX_BYTES:,}", fix=fix)
+            fix = "Reduce it, lower --layers-per-block, or take a smaller one: an ONNX file contains the weights."
+            given, expected = Raw(f"{size_bytes:,} bytes of weights in FP32"), f"at most {_MOST_ONNX_BYTES:,} in a file"
+            raise UsageError(f"{self.directory}", given=given, expected=expected, fix=fix)
         return most
 
 

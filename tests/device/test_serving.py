@@ -177,7 +177,7 @@ async def test_mixed_requests_get_correct_responses_and_leak_nothing(engines, tm
 
 
 async def test_a_decoder_in_blocks_writes_the_texts_of_the_whole_and_leaves_no_memory(tmp_path, software):
-    nothing, prompts = software.live(), ["abc", "de", "hello", "xy" * 20]
+    nothing, prompts = software.live(), ["abc", "de", "xy", "hello", "abc" * 20]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(TensorRt, "isolated_build", False)
         bundle = write_letters_in_blocks(tmp_path / "bundle")

@@ -25,17 +25,17 @@ GRAPHS = (
     values = Cast<to = 1>(tokens)  new_key = Unsqueeze(values, ends)  earlier = Squeeze(past_key, ends)
     """
     + SUM.format(past="past_key", earlier="earlier")
-    + """ column = Unsqueeze(values, third)  none = Sub(column, column)  sums = Unsqueeze(sum, third)
-    spread = Add(none, sums)  states_1 = Concat<axis = 2>(column, spread)
+    + """ column = Unsqueeze(values, third)  number = Mul(column, left)  sums = Unsqueeze(sum, third)
+    total = Mul(sums, right)  states_1 = Add(number, total)
 }""",
     """second (float[N, T, 2] states_1, int64[N, 1] lengths, float[N, 2, L, 3] past_value)
     => (float[N, T, 2] states_2, float[N, 2, T, 3] new_value) {
-    column = Gather<axis = 2>(states_1, zeroth)  sums = Gather<axis = 2>(states_1, axis)
-    negative = Neg(column)  single = Unsqueeze(negative, axis)  new_value = Expand(single, two_by_three)
+    column = Gather<axis = 2>(states_1, zeroth)  negative = Neg(column)
+    single = Unsqueeze(negative, axis)  new_value = Expand(single, two_by_three)
     mean = ReduceMean<axes = [1, 3]>(past_value)  earlier = Squeeze(mean, ends)
     """
     + SUM.format(past="past_value", earlier="earlier")
-    + """ change = Unsqueeze(sum, third)  less = Sub(sums, change)  states_2 = Concat<axis = 2>(column, less)
+    + """ change = Unsqueeze(sum, third)  less = Mul(change, right)  states_2 = Sub(states_1, less)
 }""",
     """third (float[N, T, 2] states_2, int64[N, 1] lengths, int64[N, 1] last, float[N, 1, L, 1] past_again)
     => (float[N, 27] logits, float[N, 1, T, 1] new_again) {
@@ -68,6 +68,7 @@ def write_letters_in_blocks(directory, name=NAME, *, failing="z"):
     profile = {**artifact.profile, "past_again": artifact.profile["past_key"], **dict.fromkeys(HIDDEN, states)}
     constants = {
         "ends": np.array([1, 3]), "axis": np.array([1]), "third": np.array([2]), "zeroth": np.array([0]),
+        "left": np.array([[[1, 0]]], np.float32), "right": np.array([[[0, 1]]], np.float32),
         "zero": np.int64(0), "one": np.int64(1), "three": np.float32(3), "count": np.float32(27),
         "vocabulary": np.arange(len(LETTERS), dtype=np.float32)[None], "two_by_three": np.array([1, 2, 1, 3]),
         "faults": faults_of(failing),
