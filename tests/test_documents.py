@@ -30,6 +30,7 @@ from tests.support.imports import EXPORT_ORDER, ORDER
 
 ROOT = Path(__file__).parent.parent
 DEPLOY, REDUCTION = ROOT / "deploy", ROOT / "export" / "reduce"
+GLUE = ROOT / "export/papers/frontier/RESULTS.md"
 README = (ROOT / "README.md").read_text()
 SERVER = (ROOT / "edge" / "README.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
@@ -170,10 +171,17 @@ def test_the_limits_page_computes_what_it_says():
         assert re.findall(r"\d\.\d{2}", row) == [f"{ratio:.2f}" for ratio in ratios]
 
 
-def test_the_measured_table_of_the_readme_is_that_of_the_report():
+def test_the_measured_table_of_glue_is_that_of_the_report():
     report = (ROOT / "export/papers/frontier/results/report.md").read_text()
     table = report.split("| model |")[1].split("\n\n")[0]
-    assert f"| model |{table}\n" in README
+    assert f"| model |{table}\n" in GLUE.read_text()
+
+
+def test_the_ratio_of_looped_models_in_the_readme_is_that_of_their_page():
+    page = (ROOT / "export/papers/looped/RESULTS.md").read_text().split("results/trials.json by")[1]
+    ((ratio, bounds),) = re.findall(r"\| ([\d.]+) \(([^|]+)\) \|$", page.split("\n\n!")[0], re.MULTILINE)
+    said = f"with {ratio} times the error of twelve layers with 600,385 ({bounds}, three seeds each)"
+    assert said in " ".join(README.split())
 
 
 def test_the_speeds_on_an_orin_are_those_of_the_record():
@@ -184,7 +192,7 @@ def test_the_speeds_on_an_orin_are_those_of_the_record():
     published = [speeds[tier][32, 1] for tier in tiers]
     planned = [speeds[f"{tier}, planned for 32 tokens, batch 1"][32, 1] for tier in tiers]
     uniform, first = speeds["third-uniform"], speeds["third-first-layers"][32, 1]
-    limits, readme = (" ".join(page.split()) for page in ((REDUCTION / "LIMITS.md").read_text(), README))
+    limits, glue = (" ".join(page.read_text().split()) for page in (REDUCTION / "LIMITS.md", GLUE))
     assert f"is {uniform[32, 1]:.2f} times as fast at 32 tokens and {uniform[128, 1]:.2f} times at 128" in limits
     third = speeds["third"]
     assert f"the searched third {third[32, 1]:.2f} and {third[128, 1]:.2f} times" in limits
@@ -192,8 +200,8 @@ def test_the_speeds_on_an_orin_are_those_of_the_record():
         assert f"| {tier} | {here:.2f} | {there:.2f} |" in limits
     assert f"are predicted to be {first:.2f} times as fast" in limits
     for found, text in ((published, "predicted to reach {}, {} and {}×."), (planned, "to reach {}, {} and {}× there")):
-        assert text.format(*(f"{speed:.1f}" for speed in found)) in readme
-    assert f"The first two of six layers are predicted to reach {first:.1f}×" in readme
+        assert text.format(*(f"{speed:.1f}" for speed in found)) in glue
+    assert f"The first two of six layers are predicted to reach {first:.1f}×" in glue
 
 
 def test_the_errors_of_predictions_are_those_of_the_fit():
@@ -232,29 +240,23 @@ def test_a_table_is_written_behind_its_marker_and_the_text_around_it_stays():
     assert with_tables(anew, "make it", {"records.json#b": table._replace(note="")}).startswith(
         f"Text.\n\n{marker}\n\n| a"
     )
-    for other in (page.replace("#b", ""), 2 * page):
-        with pytest.raises(
-            ValueError, match=r"the document has [02] tables behind <!-- table: records.json#b by make it"
-        ):
+    for other, message in (
+        (page.replace("#b", ""), "a table behind records.json by make it, which makes none"),
+        (page.replace("it -->", "that -->"), "0 tables behind <!-- table: records.json#b by make it"),
+        (2 * anew, "2 tables behind <!-- table: records.json#b by make it"),
+    ):
+        with pytest.raises(ValueError, match=f"the document has {message}"):
             with_tables(other, "make it", {"records.json#b": table})
 
 
-_PAPERS = (
-    *("adaptive/RESULTS.md", "backward/RESULTS.md", "calculator/RESULTS.md", "calculator/VARIATIONS.md"),
-    *("calculator/stack/RESULTS.md", "looped/RESULTS.md"),
-)
+#: Pages of results, whose tables are those of a module in :data:`WRITERS` or of a test.
+RESULTS = listed(*(f"export/*{name}.md" for name in ("RESULTS", "VARIATIONS", "LIMITS", "FAMILIES")))
 #: Pages whose tables of figures each name a record and the command that recomputes them.
 RECORDED = (
-    *(
-        "README.md",
-        "export/papers/frontier/FAMILIES.md",
-        "export/reduce/LIMITS.md",
-        "export/reduce/RESULTS.md",
-        "export/estimate/README.md",
-    ),
+    *RESULTS,
+    *("README.md", "export/estimate/README.md"),
     *("export/bundle/fewest_kernels/KERNELS.md", "export/bundle/pack/README.md"),
     *("deploy/peers/RESULTS.md", "deploy/boards/README.md"),
-    *(f"export/papers/{name}" for name in _PAPERS),
 )
 _MARKER = re.compile(r"^<!-- table: (.+) by (.+) -->$", re.MULTILINE)
 _FIGURE = re.compile(r"\| *[*+~±<≤≈-]*\d")
@@ -278,6 +280,8 @@ def test_each_table_of_figures_names_its_record_and_command(name):
         for record in marker[1].partition("#")[0].split(", "):
             assert record in tracked or any(file.startswith(f"{record}/") for file in tracked), (head, record)
         program, *arguments = shlex.split(marker[2])
+        if name in RESULTS and program != "pytest":
+            assert arguments[-1] in {module.__name__ for module in WRITERS}, (head, marker[2])
         if program == "fewheads":
             assert arguments[0] in COMMANDS, (head, arguments)
         elif program == "pytest":

@@ -63,9 +63,9 @@ def train(
     """Train models and write a run directory for each.
 
     MODEL is calculator-NAME, with oracle, gate, softmax-gate, term-network, baseline, fnn2, fnn3, rnn2, lstm, bilstm,
-    gru, transformer4, transformer5 or transformer0 for NAME; calculator for all of these but transformer0, which takes
-    half an hour; calculator-stack, which computes longer expressions; looped-linear, looped-sparse, looped-tree or
-    looped-relu.
+    gru, transformer4 or transformer5 for NAME; calculator for all of these; calculator-NAME with a control for NAME,
+    lstm-public, lstm128, bilstm18 or transformer0; calculator-stack, which computes longer expressions; looped-linear,
+    looped-sparse, looped-tree or looped-relu.
     """
     names = _names(models)
     if epochs and set(names) <= set(LOOPED):
@@ -139,7 +139,7 @@ def _print_calculator(name: str, runs: str, metrics: RunMetrics) -> None:
     heads = ("split", "mae ± 95 %", *(metric.replace("_", " ") for metric in others), *(f"paper's {m}" for m in papers))
     print_table(title, heads, rows)
     benchmark, papers_formula = (f"{one.value:.4g}" for one in scores)
-    printed = "" if paper is None else f", where the paper prints {paper.score:.4g}"
+    printed = "" if paper is None or paper.other_code else f", where the paper prints {paper.score:.4g}"
     click.echo(f"Score: {benchmark}; 1 is the baseline. By the paper's formula: {papers_formula}{printed}.")
-    if paper is not None and paper.long_is_no_error:
+    if paper is not None and not paper.other_code:
         click.echo("The paper's figure for long expressions comes from a slip in its code, not from its network.")

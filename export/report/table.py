@@ -65,8 +65,11 @@ def with_tables(page: str, command: str, tables: Mapping[str, Table]) -> str:
         tables: by record, relative to the repository; of several tables from one record, each has a name behind a #.
 
     Raises:
-        ValueError: the document has no such marker with a table, or several.
+        ValueError: the document has no such marker with a table, or several, or another one of the command.
     """
+    marked = re.findall(rf"^<!-- table: (.+) by {re.escape(command)} -->$", page, re.MULTILINE)
+    if others := sorted({*marked} - tables.keys()):
+        raise ValueError(f"the document has a table behind {others[0]} by {command}, which makes none")
     for record, table in tables.items():
         marker = f"<!-- table: {record} by {command} -->"
         around = re.split(re.escape(f"{marker}\n") + _BODY, page)

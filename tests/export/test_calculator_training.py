@@ -36,6 +36,9 @@ PARAMETERS = {
     "calculator-fnn3": 8_893,
     "calculator-rnn2": 222_464,
     "calculator-lstm": 6_511,
+    "calculator-lstm-public": 6_511,
+    "calculator-lstm128": 83_329,
+    "calculator-bilstm18": 4_285,
     "calculator-bilstm": 50_561,
     "calculator-gru": 5_216,
     "calculator-transformer4": 38_209,
@@ -141,6 +144,21 @@ def test_patience_stops_the_run_and_the_best_weights_are_restored(splits):
     assert epochs == fitted.best_epoch + recipe.patience < recipe.epochs
     assert [epoch.number for epoch in seen.epochs] == list(range(1, epochs + 1))
     assert error == pytest.approx(seen.epochs[fitted.best_epoch - 1].score.printed, rel=1e-5)
+
+
+def test_the_lstm_of_the_papers_code_learns_a_resample_in_one_order_and_stops_by_it(splits, tmp_path):
+    seen, model, learnt = Seen(), create("calculator-lstm-public", 3), splits["train"].resampled(3)
+    train_run("calculator-lstm-public", tmp_path / "run", seed=3, epochs=2, observer=seen)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-7)
+    for epoch in seen.epochs:
+        total = 0.0
+        for rows in torch.arange(len(learnt.truth)).split(32):
+            errors = model(torch.from_numpy(learnt.tokens)[rows])[:, 0] - torch.from_numpy(learnt.truth)[rows]
+            optimizer.zero_grad()
+            errors.square().mean().backward()
+            optimizer.step()
+            total += float(errors.detach().square().sum())
+        assert epoch.score.value == pytest.approx(-total / len(learnt.truth), rel=1e-3)
 
 
 def test_weights_depend_on_the_seed_alone(splits):

@@ -10,9 +10,10 @@ import msgspec
 
 from edge.bundles.manifest import Measure
 from export.papers.backward import mismatch, run
+from export.papers.backward.methods import FROZEN, HEAD
 from export.papers.experiment import REPORT, read_settings, report_on
 from export.report.table import Table, with_tables, write_pages
-from export.training.intervals import bounds_of
+from export.training.intervals import Difference, Mean, bounds_of
 
 HERE = Path(__file__).parent
 PAGE, RESULTS = HERE / "RESULTS.md", HERE / "results"
@@ -20,6 +21,8 @@ _COMMAND, _RECORDS = "export.papers.backward.tables", "export/papers/backward/re
 #: Right answers in percent, as paper 000 has them.
 _PAPER = {"Gemma 3 270M": (54.2, 9.7, 28.0), "Gemma 3 1B": (93.4, 63.3, 39.6)}
 _SPLITS = ("in range", "out of range", "long")
+#: Of the methods whose answers are on the page.
+_ANSWERED = (FROZEN.name, HEAD.name, "vocabulary bias", "LoRA", "full fine-tuning")
 #: What the fewer heads and neurons are named in the records, and in the table.
 _KEPT = {
     "-neurons-0.5": (1, 0.5, "half of the neurons"),
@@ -43,8 +46,10 @@ def pages() -> dict[Path, str]:
     comparison = report_on(experiment, RESULTS / "compare", plots=False)
     mismatched = report_on(other, RESULTS / "mismatch", plots=False)
     switches, conditions = mismatched.tables
+    losses, answers, *_ = comparison.tables
     tables = {
-        "compare": comparison.tables[0],
+        "compare": losses,
+        f"compare/records.jsonl.xz, {_RECORDS}/compare/beam.json": _answers(answers),
         f"mismatch, {_RECORDS}/models/calculator-char-test.json": _calculators(conditions.rows),
         "mismatch": switches,
         "reduce": _reduced(),
@@ -52,6 +57,24 @@ def pages() -> dict[Path, str]:
     by_record = {f"{_RECORDS}/{name}": table for name, table in tables.items()}
     reports = {RESULTS / "compare" / REPORT: comparison.page, RESULTS / "mismatch" / REPORT: mismatched.page}
     return {PAGE: with_tables(PAGE.read_text(), f"python -m {_COMMAND}", by_record), **reports}
+
+
+def _answers(answers: Table) -> Table:
+    """Return right answers beside those of a beam search, which an earlier version of the command measured, too."""
+    beam = msgspec.json.decode((RESULTS / "compare" / "beam.json").read_bytes())
+    cells: dict[str, list[object]] = {}
+    for key, kind in (("exact_match", Mean), ("head_exact_match", Difference)):
+        scaled = [(row[key]["value"], *row[key]["interval"]) for row in beam["rows"]]
+        cells[key] = [kind(100 * value, (100 * low, 100 * high)) for value, low, high in scaled]
+    rows: list[Sequence[object]] = []
+    for row in answers.rows:
+        _, minus, name = str(row[0]).rpartition("the head minus: ")
+        if name in _ANSWERED:
+            rows.append(row)
+        if name == FROZEN.name:
+            key = "head_exact_match" if minus else "exact_match"
+            rows.append((minus + beam["method"], None if minus else 0, *cells[key]))
+    return answers._replace(rows=rows)
 
 
 def _calculators(conditions: Sequence[Sequence[object]]) -> Table:

@@ -28,7 +28,7 @@ from export.papers.calculator.records import (
     pooled,
     results_of,
 )
-from export.papers.calculator.specs import NAMES, SPECS
+from export.papers.calculator.specs import SPECS
 from export.papers.experiment import read_records
 from export.report.drawing import write_figure
 from export.report.table import Table, with_tables, write_pages
@@ -60,10 +60,9 @@ def sums_tables(models: Sequence[ModelResult]) -> list[Table]:
         if spec is not None and spec.paper is not None:
             pairs = [(f"{value:.3g}", model.measure(*key).value) for key, value in spec.paper.errors().items()]
             *errors, long = [cell for pair in pairs for cell in pair]
-            slip = model.paper_long if spec.paper.long_is_no_error else "–"
-            least, most = (f"{end:.3g}" for end in model.paper_scores)
-            papers = (f"{spec.paper.score:.3g}", scores[1].value, f"{least} … {most}")
-            published.append((model.name, *errors, slip, long, *papers))
+            by_baseline = " … ".join(f"{end:.3g}" for end in model.paper_scores)
+            ours = ("–",) * 3 if spec.paper.other_code else (model.paper_long, scores[1].value, by_baseline)
+            published.append((model.name, *errors, ours[0], long, f"{spec.paper.score:.3g}", *ours[1:]))
     number = sum(model.against.get(name, (1, None))[1] is not None for model in models for name in compared)
     note = (
         "Welch's t-tests of the logarithms of scores, over seeds; none where a model has one seed. The values of p are "
@@ -160,11 +159,11 @@ def search_table(records: Mapping[str, Trial]) -> Table:
 def predicted() -> PredictedLatencies:
     """Predict the networks on a Jetson."""
     predictions = []
-    for name in NAMES:
-        data = to_onnx(create(name, 0), {"x": torch.zeros(2, 15)}, ["value"], {"x": {0: "batch"}})
+    for name in _models():
+        data = to_onnx(create(f"calculator-{name}", 0), {"x": torch.zeros(2, 15)}, ["value"], {"x": {0: "batch"}})
         for rows in (1, 64):
             one = predict_file(data, {"x": (rows, 15)}, DEFAULT_BOARD.mode, name)
-            predictions.append((name.removeprefix("calculator-"), f"{rows} row{'s' * (rows > 1)}", one))
+            predictions.append((name, f"{rows} row{'s' * (rows > 1)}", one))
     return PredictedLatencies.of(predictions)
 
 

@@ -1,7 +1,7 @@
 """Export of looped runs to one bundle: a tier for each run, smaller ones behind the full one.
 
 The embedding runs once for each prompt and stays FP32. A step is FP32 for ONNX Runtime and FP16 for TensorRT. There is
-no INT8: its rounding is a noise that never settles, see RESULTS.md.
+no INT8, with which loops hardly settle, see RESULTS.md.
 """
 
 from __future__ import annotations

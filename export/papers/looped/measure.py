@@ -83,13 +83,14 @@ class Ratio(msgspec.Struct, frozen=True):
     Attributes:
         seeds: of both; a baseline has none.
         after_all: after all pairs; None where the other has practically no error.
-        overall: the mean over all numbers of pairs; None for a method that was not measured after every number.
+        known: of the means from as many pairs as dimensions on: with fewer, no method can know a linear function. None
+            as ``after_all``, for a method that was not measured after every number, and in earlier records.
     """
 
     other: str
     seeds: tuple[int, int]
     after_all: Mean | None
-    overall: Mean | None
+    known: Mean | None = None
 
 
 class Stopping(msgspec.Struct, frozen=True):
@@ -120,6 +121,14 @@ class TaskResult(msgspec.Struct, frozen=True):
     ratios: tuple[Ratio, ...]
     stopping: tuple[Stopping, ...]
     processor: Processor
+
+    def known_ratio(self, ratio: Ratio) -> Mean | float | None:
+        """Return the ratio's ``known``; of an earlier record, that of its mean errors, without an interval."""
+        here, there = self.by_pairs[str(self.looped)], self.by_pairs[ratio.other]
+        if ratio.known or ratio.after_all is None or len(there) < self.points:
+            return ratio.known
+        pairs = range(self.dims, self.points)
+        return sum(here[at] for at in pairs) / sum(there[at] for at in pairs)
 
 
 def measure(task: FunctionTask, number: int, loops: int) -> TaskResult:
@@ -158,20 +167,22 @@ def measure(task: FunctionTask, number: int, loops: int) -> TaskResult:
         by_pairs[name] = dict(zip(pairs, _floats(errors[name][0].mean(axis=0)), strict=True))
     return TaskResult(
         *(task.function, task.dims, task.points, looped, unlooped, tuple(groups), by_pairs, by_loops),
-        ratios=tuple(_ratio(errors, looped, name, name == unlooped) for name in by_pairs if name != looped and looped),
+        ratios=tuple(
+            _ratio(errors, looped, name, task.dims, name == unlooped) for name in by_pairs if name != looped and looped
+        ),
         stopping=stopping_of(paths, normaliser),
         processor=processor(),
     )
 
 
-def _ratio(errors: Mapping[str, Array], looped: str, other: str, has_seeds: bool) -> Ratio:
+def _ratio(errors: Mapping[str, Array], looped: str, other: str, dims: int, has_seeds: bool) -> Ratio:
     here, there = errors[looped], errors[other]
-    after_all = overall = None
+    after_all = known = None
     if there[:, :, -1].mean() > _ROUNDING:
         after_all = _sample(here[:, :, -1]).over(_sample(there[:, :, -1]))
-    if there.shape[2] == here.shape[2]:
-        overall = _sample(here.mean(axis=2)).over(_sample(there.mean(axis=2)))
-    return Ratio(other, (len(here), len(there) * has_seeds), after_all, overall)
+        if there.shape[2] == here.shape[2]:
+            known = _sample(here[:, :, dims:].mean(axis=2)).over(_sample(there[:, :, dims:].mean(axis=2)))
+    return Ratio(other, (len(here), len(there) * has_seeds), after_all, known)
 
 
 def stopping_of(paths: Sequence[Trajectory], normaliser: float) -> tuple[Stopping, ...]:

@@ -121,8 +121,8 @@ def tables_of(task: TaskResult) -> list[Table]:
         ),
         Table(
             f"{name}: {task.looped} over the others",
-            ("other", "seeds", "ratio after all pairs", "ratio of means over all numbers of pairs"),
-            [(one.other, seeds_of(*one.seeds), one.after_all, one.overall) for one in task.ratios],
+            ("other", "seeds", "ratio after all pairs", f"ratio of means from {task.dims} pairs on"),
+            [(one.other, seeds_of(*one.seeds), one.after_all, task.known_ratio(one)) for one in task.ratios],
             2,
         ),
         Table(

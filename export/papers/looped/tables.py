@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from export.estimate.devices import DEFAULT_BOARD
 from export.estimate.parts import predict_file
@@ -19,29 +20,28 @@ from export.papers.looped.model import PromptConfig, PromptTransformer, step_fee
 from export.papers.looped.run import Looped, LoopedSettings, seeds_of
 from export.report.drawing import write_figure
 from export.report.table import Table, with_tables, write_pages
-from export.training.intervals import Mean, with_interval
+from export.training.intervals import Mean, Sample, with_interval
 
 _PAGE = Path(__file__).with_name("RESULTS.md")
 RESULTS = Path(__file__).with_name("results")
 _PREDICTED = RESULTS / "predicted.json"
+_PAIRS = (5, 6, 7, 8, 10, 15, 20)
 
 
-def page_tables(records: Mapping[str, TaskResult], precisions: Mapping[str, Any]) -> dict[str, Table]:
+def page_tables(
+    records: Mapping[str, TaskResult], precisions: Mapping[str, Any], trials: Mapping[str, Any]
+) -> dict[str, Table]:
     """Return the tables of RESULTS.md by record."""
-    main = []
+    main, by_pairs = [], []
     for task in records.values():
         errors = {one.name: one.error for one in task.groups}
         ratio = next(one for one in task.ratios if one.other == task.unlooped)
         cells = (_short(errors[str(name)]) for name in (task.looped, task.unlooped))
-        main.append(
-            (
-                task.function,
-                seeds_of(*ratio.seeds),
-                *cells,
-                _short(ratio.after_all, "{:.2f}"),
-                _short(ratio.overall, "{:.3f}"),
-            )
-        )
+        main.append((task.function, seeds_of(*ratio.seeds), *cells, _short(ratio.after_all, "{:.2f}")))
+        here, there = (task.by_pairs[str(name)] for name in (task.looped, task.unlooped))
+        at = [f"{here[pairs] / there[pairs]:.2f}" if pairs in here else "" for pairs in _PAIRS]
+        known = task.known_ratio(ratio)
+        by_pairs.append((task.function, *at, f"{known.value if isinstance(known, Mean) else known:.2f}"))
     quantised = [
         (
             *(one["run"], one["precision"], f"{one['errors']['30'][0]:.4f}", f"{one['settled_error']:.4f}"),
@@ -50,19 +50,13 @@ def page_tables(records: Mapping[str, TaskResult], precisions: Mapping[str, Any]
         for one in precisions["measured"]
     ]
     return {
-        "records.jsonl": Table(
-            "",
-            (
-                "function",
-                "seeds",
-                "looped, 50,561 parameters",
-                "unlooped, 600,385",
-                "looped / unlooped",
-                "of means over all numbers of pairs",
-            ),
-            main,
-            2,
+        "records.jsonl#after-all-pairs": Table(
+            "", ("function", "seeds", "looped, 50,561 parameters", "unlooped, 600,385", "looped / unlooped"), main, 2
         ),
+        "records.jsonl#by-pairs": Table(
+            "", ("function", *(f"after {pairs}" for pairs in _PAIRS), "mean from 5 on"), by_pairs
+        ),
+        "trials.json": _further(trials["further_prompts"]["errors"]),
         "precisions.json": Table(
             "",
             (
@@ -80,6 +74,19 @@ def page_tables(records: Mapping[str, TaskResult], precisions: Mapping[str, Any]
     }
 
 
+def _further(errors: Mapping[str, Any]) -> Table:
+    """Return the errors of linear models on further prompts; intervals are over seeds alone, by Student or Welch."""
+    kinds = ("linear-looped", "linear-unlooped")
+    by_seed = [np.array([one["error"] for name, one in errors.items() if name.startswith(kind)]) for kind in kinds]
+    samples = [Sample(of, of.mean(keepdims=True)) for of in by_seed]
+    cells = [
+        (", ".join(f"{error:.5f}" for error in of), _short(one.mean()))
+        for of, one in zip(by_seed, samples, strict=True)
+    ]
+    heads = ("looped, by seed", "mean", "unlooped, by seed", "mean", "looped / unlooped")
+    return Table("", heads, [(*cells[0], *cells[1], _short(samples[0].over(samples[1]), "{:.2f}"))], 0)
+
+
 def published() -> ExperimentReport[TaskResult]:
     """Return the report on the committed records."""
     parts = [Part(name) for name in read_records(RESULTS, TaskResult)]
@@ -88,8 +95,11 @@ def published() -> ExperimentReport[TaskResult]:
 
 def pages() -> dict[Path, str]:
     """Return RESULTS.md and the report, with their tables made from the records."""
-    report, precisions = published(), msgspec.json.decode((RESULTS / "precisions.json").read_bytes())
-    tables = page_tables(report.records, precisions) | {"predicted.json": read_latencies(_PREDICTED).table()}
+    report = published()
+    precisions, trials = (
+        msgspec.json.decode((RESULTS / f"{name}.json").read_bytes()) for name in ("precisions", "trials")
+    )
+    tables = page_tables(report.records, precisions, trials) | {"predicted.json": read_latencies(_PREDICTED).table()}
     by_record = {f"export/papers/looped/results/{name}": table for name, table in tables.items()}
     page = with_tables(_PAGE.read_text(), "python -m export.papers.looped.tables", by_record)
     return {_PAGE: page, RESULTS / REPORT: report.page}
