@@ -3,12 +3,14 @@
 import json
 from collections import Counter
 from contextlib import ExitStack, closing
+from itertools import pairwise
 
 import numpy as np
 import onnx
 import pytest
 
 from edge.bundles.programs import GenerateProgram
+from edge.datatypes import byte_size
 from edge.errors import InvalidRequest, RunnerError
 from edge.programs.generate import generator
 from edge.programs.program import Options
@@ -203,14 +205,25 @@ def test_blocks_have_the_logits_of_all_tokens_and_pass_nothing_over_the_host(blo
         program = generator(bundle, bundle.manifest.program, {"full": runners})
         check_rows(program.decoder("full"), seed=0)
         decoder = program.decoder("full")
-        decoder.add(np.ones((2, 9), np.int64), np.array([9, 9]))
-        tokens = np.ones(2, np.int64)
+        empty, tokens = software.live(), np.ones(2, np.int64)
+        decoder.add(np.ones((2, 40), np.int64), np.array([40, 40]))
         # Logits alone go to the host. Keys of two blocks are copied together, and values apart.
         assert list(software.copies(lambda: decoder.step(tokens)).values()) == [0, 1, 0, 2]
         decoder.step(tokens)
         launched = LAUNCH | {"cuGraphLaunch": len(runners), "cuMemcpy3DAsync": 2}
         assert software.counted_with_tensorrt(lambda: decoder.step(tokens)) == launched
-        assert decoder.cache_bytes == FEWEST_PLACES * (PLACE_BYTES + MAX_BATCH_SIZE * 4)  # a further key
+        for runner, run in zip(runners, decoder._buffers._steps[2], strict=True):
+            check_apart(runner._engine, run)
+        decoder.keep(0, [])
+        assert (decoder.cache_bytes, software.live()) == (0, empty)  # nor are there graphs for memory that is freed
+
+
+def check_apart(engine, run):
+    """Check that no two tensors of a run share memory: the driver does not see what a kernel reads and writes."""
+    shapes = (*run.shapes, *engine.output_shapes(run.profile, run.shapes))
+    sizes = [byte_size(spec.datatype, of) for spec, of in zip((*engine.inputs, *engine.outputs), shapes, strict=True)]
+    spans = sorted(zip(run.addresses, sizes, strict=True))
+    assert all(start + size <= following for (start, size), (following, _) in pairwise(spans))
 
 
 def test_prompts_and_single_tokens_have_profiles_of_their_own(bundle):
