@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from edge.datatypes import Array, TensorSpec, datatype_of
 from edge.errors import InvalidRequest, Raw
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Handle(Protocol):
@@ -163,12 +166,12 @@ class Runner(Protocol):
             steps: the number of steps that :meth:`DeviceLoop.step` computes at once.
         """
 
-    def decoder(self, tensors: DecoderTensors, *further: Runner) -> DeviceDecoder:
+    def decoder(self, tensors: DecoderTensors, *further: Self) -> DeviceDecoder:
         """Return a decoder without rows; ``tensors`` are the graphs'.
 
         Args:
-            further: runners of the same runtime for the blocks after this one, in their order. This runner stays open
-                as long as they do.
+            further: runners of the same runtime for the blocks after this one, in their order. All stay open as long as
+                the decoder is used.
         """
 
     def close(self) -> None:

@@ -206,10 +206,9 @@ class Manifest(Struct, frozen=True, tag=FORMAT_VERSION, tag_field="format_versio
 
     @property
     def weights_sha256(self) -> str:
-        """The SHA-256 of the full tier's first file; of a decoder in blocks, that of the hashes of its files."""
-        first, *others = self.tiers[0].artifacts
-        files = [first.file, *(one.file for one in others if one.runtime == first.runtime)]
-        hashes = [self.files[file].sha256 for file in files]
+        """The SHA-256 of the full tier's first file; of a decoder in blocks, that of the hashes of each one's first."""
+        files = {one.role: one.file for one in reversed(self.tiers[0].artifacts)}
+        hashes = [self.files[files[role]].sha256 for role in self.roles]
         return hashes[0] if len(hashes) == 1 else sha256("".join(hashes).encode())
 
     def tensors(self, artifact: Artifact) -> Tensors:

@@ -156,18 +156,15 @@ class HostDecoder:
     """The rows of a decoder; see :class:`edge.runner.DeviceDecoder`.
 
     The caches of all layers with equal shapes are one array, so that a step writes its new entries with one assignment
-    for each shape. A step uses the same arrays until rows or places change, so that it can be bound to them. The
-    runners compute prompts.
+    for each shape. A step uses the same arrays until rows or places change, so that it can be bound to them.
 
     Args:
-        runners: of the blocks, in their order.
-        binding: how steps of a runner are bound.
+        blocks: of each, in their order, the runner, which computes prompts, and what binds its steps.
     """
 
-    def __init__(self, runners: Sequence[Runner], tensors: DecoderTensors, binding: Callable[[Runner], Bind]) -> None:
-        self._tensors = tensors
-        self._blocks = [(runner, binding(runner)) for runner in runners]
-        shapes = {spec.name: spec for runner in runners for spec in (*runner.inputs, *runner.outputs)}
+    def __init__(self, blocks: Sequence[tuple[Runner, Bind]], tensors: DecoderTensors) -> None:
+        self._blocks, self._tensors = blocks, tensors
+        shapes = {spec.name: spec for runner, _ in blocks for spec in (*runner.inputs, *runner.outputs)}
         new = dict(tensors.cache)
         groups = groups_of(shapes[past] for past in new)
         self._groups = [_Arrays(group, [(past, new[past]) for past in group.names]) for group in groups]
@@ -194,7 +191,10 @@ class HostDecoder:
             # One place, which no row uses: a dimension of 0 is not possible everywhere.
             values |= dict.fromkeys((past for past, _ in group.names), group.empty(count))
         for runner, _ in self._blocks:
-            values |= runner.infer({spec.name: values[spec.name] for spec in runner.inputs})
+            # Only the lengths have several readers: states, which may take much memory, are dropped with their block.
+            feeds = {spec.name: values[spec.name] for spec in runner.inputs}
+            values = {name: of for name, of in values.items() if name not in feeds or name == names.lengths}
+            values |= runner.infer(feeds)
         begin, end = self._rows, self._rows + count
         capacity = len(self._lengths)
         if end > capacity or longest >= self._places:

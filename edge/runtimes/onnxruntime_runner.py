@@ -13,7 +13,7 @@ from edge.bundles import text
 from edge.bundles.onnx_file import check_self_contained
 from edge.datatypes import ONNX_TYPES, Array, TensorSpec
 from edge.errors import BackendError, BundleError, InvalidRequest, Raw, RequestError, RunnerError
-from edge.runner import DecoderTensors, LoopTensors, Runner, Tensor, check_feeds
+from edge.runner import DecoderTensors, LoopTensors, Tensor, check_feeds
 from edge.runtimes.host import Bind, BoundRun, HostDecoder, HostLoop, copying
 
 if TYPE_CHECKING:
@@ -172,15 +172,18 @@ class OnnxRuntimeRunner:
         }
 
     def loop(self, tensors: LoopTensors, steps: int = 1) -> HostLoop:
-        return HostLoop(self, tensors, steps, _binding(self))
+        return HostLoop(self, tensors, steps, self._binding())
 
-    def decoder(self, tensors: DecoderTensors, *further: Runner) -> HostDecoder:
-        return HostDecoder([self, *further], tensors, _binding)
+    def decoder(self, tensors: DecoderTensors, *further: OnnxRuntimeRunner) -> HostDecoder:
+        return HostDecoder([(runner, runner._binding()) for runner in (self, *further)], tensors)
 
     def close(self) -> None:
         self._session = None
 
-    def bound(self, arrays: Mapping[str, Array]) -> BoundRun:
+    def _binding(self) -> Bind:
+        return self._bound if self.device == "CPU" else copying(self)
+
+    def _bound(self, arrays: Mapping[str, Array]) -> BoundRun:
         """Return a run that reads and writes arrays in place."""
         session = self._session
         assert session is not None, "a loop after close"
@@ -215,12 +218,6 @@ class OnnxRuntimeRunner:
         expected = "numbers in an array or in a handle of ONNX Runtime"
         fix = "Call infer for text, and feed handles to the runtime that made them."
         return InvalidRequest(f"{what} {self._subject}", given=Raw(given), expected=expected, fix=fix)
-
-
-def _binding(runner: Runner) -> Bind:
-    if isinstance(runner, OnnxRuntimeRunner) and runner.device == "CPU":
-        return runner.bound
-    return copying(runner)
 
 
 def import_onnxruntime() -> Any:

@@ -356,7 +356,7 @@ def reduce(
 @click.option(
     "--layers-per-block",
     type=click.IntRange(1),
-    help="Most layers in an ONNX file, and so in an engine; 6 to 12 build on an Orin Nano.  [default: all]",
+    help="Most layers of an ONNX file, and so of an engine. An Orin Nano builds 6 to 12, as reported.  [default: all]",
 )
 @version_option
 @replace_option("an existing bundle of that name and version")

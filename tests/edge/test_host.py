@@ -65,7 +65,7 @@ def check_actions(program, actions, copies):
     first, *further = program._runners["full"]
     decoder = first.decoder(program.tensors, *further)
     if copies:  # as for runners whose arrays are not on the host
-        decoder = HostDecoder([first, *further], program.tensors, copying)
+        decoder = HostDecoder([(runner, copying(runner)) for runner in (first, *further)], program.tensors)
     rows = Rows(decoder)
     for action in actions:
         if isinstance(action, list):

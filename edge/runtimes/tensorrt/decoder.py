@@ -269,13 +269,13 @@ class TensorRtDecoder:
 
     A step computes a number of rows that is a power of two, so that few graphs are enough. The cache is 0 behind the
     end of each row: the engine multiplies these places by 0, and a NaN of an earlier row would stay one.
-    ``check`` raises an InvalidRequest for indices outside their tables, by the inputs' names.
+    ``checks``, one of each block, raise an InvalidRequest for indices outside their tables, by the inputs' names.
     """
 
     def __init__(
-        self, model: TensorRtModel, buffers: DecoderBuffers, check: Callable[[Mapping[str, Array]], None]
+        self, model: TensorRtModel, buffers: DecoderBuffers, checks: Sequence[Callable[[Mapping[str, Array]], None]]
     ) -> None:
-        self._model, self._buffers, self._check = model, buffers, check
+        self._model, self._buffers, self._checks = model, buffers, checks
         self._rows = 0
         with model.working():
             buffers.shrink(0, 0)
@@ -347,6 +347,10 @@ class TensorRtDecoder:
             buffers.done.synchronize()
         lengths += 1
         return buffers.logits[:rows]
+
+    def _check(self, feeds: Mapping[str, Array]) -> None:
+        for check in self._checks:
+            check(feeds)
 
     def _copy(
         self, shared: SharedDevice, source: Entries, move: tuple[int, int], *, rows: int = 1, position: int, places: int
