@@ -11,7 +11,7 @@ from edge.bundles.manifest import Profile
 from edge.bundles.programs import CacheTensor
 from edge.datatypes import TensorSpec
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
-from tests.support.letters_model import LETTERS, NAME, faults_of, write_letters_bundle
+from tests.support.letters_model import LETTERS, NAME, POSITIONS, faults_of, write_letters_bundle
 from tests.support.models import graph_of, serialized
 
 #: The sum of a part of the cache, over the places that are filled.
@@ -50,7 +50,8 @@ GRAPHS = (
     read = Cast<to = 1>(is_read)  now = Mul(values, read)  summed = ReduceSum(now, axis)  total = Add(before, summed)
     next = Mod<fmod = 1>(total, count)  distance = Sub(vocabulary, next)  size = Abs(distance)
     last_value = GatherElements<axis = 1>(values, last)  last_token = Cast<to = 7>(last_value)
-    fault = Gather(faults, last_token)  worse = Add(size, fault)  logits = Neg(worse)
+    fault = Gather(faults, last_token)  offset = Gather(offsets, lengths)  finite = Add(size, offset)
+    worse = Add(finite, fault)  logits = Neg(worse)
 }""",
 )
 HIDDEN = ("states_1", "states_2")
@@ -71,7 +72,7 @@ def write_letters_in_blocks(directory, name=NAME, *, failing="z"):
         "left": np.array([[[1, 0]]], np.float32), "right": np.array([[[0, 1]]], np.float32),
         "zero": np.int64(0), "one": np.int64(1), "three": np.float32(3), "count": np.float32(27),
         "vocabulary": np.arange(len(LETTERS), dtype=np.float32)[None], "two_by_three": np.array([1, 2, 1, 3]),
-        "faults": faults_of(failing),
+        "faults": faults_of(failing), "offsets": np.zeros(POSITIONS, np.float32),
     }  # fmt: skip
     step = whole.parts[artifact.file]
     values = {**step.inputs, "past_again": step.inputs["past_key"]}
