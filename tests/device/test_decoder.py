@@ -218,9 +218,8 @@ def test_blocks_have_the_logits_of_all_tokens_and_pass_nothing_over_the_host(blo
         assert (decoder.cache_bytes, software.live()) == (0, empty)  # nor are there graphs for memory that is freed
         decoder.add(np.ones((1, 99), np.int64), np.array([99]))
         decoder.step(tokens[:1])
-        with pytest.raises(
-            InvalidRequest, match=r"input 'lengths' of .*: got 100, expected"
-        ):  # a table of the last one
+        # The last block has a table of as many rows:
+        with pytest.raises(InvalidRequest, match=r"input 'lengths' of .*: got 100, expected"):
             decoder.step(tokens[:1])
 
 
