@@ -1,5 +1,6 @@
 """Language models in blocks of layers: the logits and texts of the whole, engines of their own, and what is refused."""
 
+import json
 from contextlib import closing
 
 import numpy as np
@@ -10,7 +11,6 @@ from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
 from edge.programs.tier_program import load_tier
 from edge.runtimes.tensorrt.build import compile_onnx
-from export.bundle.exportable import export_bundle
 from export.generate import bundle as export_module
 from export.generate.bundle import LanguageModel
 from export.generate.model import load_backbone, save_backbone
@@ -36,7 +36,9 @@ def exported(request, tmp_path_factory):
     feed_forward_of(layers_of(model)[4]).remove([0])
     save_backbone(model, characters(), place / "model")
     for name, layers in (("whole", LAYERS), ("blocks", PER_BLOCK)):
-        export_bundle(LanguageModel(place / "model", name, PROMPTS, int8=True, layers_per_block=layers), place)
+        options = ("--name", name, "--repository", place, "--int8", "--layers-per-block", layers, "--json")
+        (made,) = json.loads(shown("language", "export", place / "model", *options))
+        assert len(made["files"]) == 3 * -(-LAYERS // layers)  # FP32, FP16 and INT8
     return place / "model", Bundle.open(place / "whole-1"), Bundle.open(place / "blocks-1")
 
 
