@@ -326,7 +326,7 @@ SERVED = {
         "a table with `question`, `context` and `answer`, or SQuAD's `.json`",
     ),
     "tasks_images.py::test_exported_run_reads_files_as_it_was_trained": ("images", "Image models"),
-    "papers_looped_runs.py::test_tiers_of_a_bundle_compute_the_loops_of_their_runs": ("Looped models",),
+    "papers_looped_runs.py::test_tiers_of_bundles_compute_what_their_runs_do": ("Looped models",),
     "tests/system/test_calculator.py::test_the_gate_is_right_on_all_items_after_rounding": ("The calculators",),
 }
 
