@@ -43,7 +43,7 @@ def _check_block(
     subject: str,
     field: str,
 ) -> None:
-    """Check one block; ``states`` are what others pass on to it, or get from it, as far as they are known."""
+    """Check one block; ``states`` has the datatypes and shapes of states that others read or give, and gets its own."""
     reads, gives = _ends(program, block)
     columns = {program.lengths: (-1, 1)} | ({program.tokens: (-1, -1)} if reads == program.tokens else {})
     columns |= {program.last: (-1, 1)} if gives == program.logits else {}
