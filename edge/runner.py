@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from edge.datatypes import Array, TensorSpec, datatype_of
 from edge.errors import InvalidRequest, Raw
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Handle(Protocol):
@@ -73,7 +76,7 @@ class DecoderTensors(NamedTuple):
     """The names of a decoder's tensors; see :class:`edge.bundles.programs.GenerateProgram`.
 
     ``cache`` has the input with the entries so far and the output with the new ones, of the keys and values of all
-    layers.
+    layers, and ``hidden`` what each block of a decoder computes for the next one.
     """
 
     tokens: str
@@ -81,6 +84,7 @@ class DecoderTensors(NamedTuple):
     last: str
     logits: str
     cache: tuple[tuple[str, str], ...]
+    hidden: tuple[str, ...] = ()
 
 
 class DeviceDecoder(Protocol):
@@ -162,8 +166,13 @@ class Runner(Protocol):
             steps: the number of steps that :meth:`DeviceLoop.step` computes at once.
         """
 
-    def decoder(self, tensors: DecoderTensors) -> DeviceDecoder:
-        """Return a decoder without rows; ``tensors`` are the graph's."""
+    def decoder(self, tensors: DecoderTensors, *further: Self) -> DeviceDecoder:
+        """Return a decoder without rows; ``tensors`` are the graphs'.
+
+        Args:
+            further: runners of the same runtime for the blocks after this one, in their order. All stay open as long as
+                the decoder is used.
+        """
 
     def close(self) -> None:
         """Free the device memory. The runner and its handles are invalid afterwards."""

@@ -58,7 +58,7 @@ def loaded_head(path, cache):
 def session_of(bundle, runner, rows, head):
     config, tier = bundle.manifest.program, bundle.manifest.tiers[0].name
     assert isinstance(config, GenerateProgram)
-    session = generator(bundle, config, {tier: runner}).session(Options(tier))
+    session = generator(bundle, config, {tier: [runner]}).session(Options(tier))
     length = int(bundle.golden.inputs["mask"][0].sum())
     inputs = {name: np.repeat(array[:1, :length], rows, axis=0) for name, array in bundle.golden.inputs.items()}
     applied = AppliedHead(head, 1.0) if head else None

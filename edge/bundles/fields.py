@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
@@ -20,8 +20,11 @@ MOST_CHARACTERS = 4096
 Text = Annotated[str, msgspec.Meta(max_length=MOST_CHARACTERS)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 NonNegativeInteger = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-#: The part that an artifact plays in its tier. A ``model`` computes the manifest's outputs from its inputs alone.
-Role = Literal["model", "embed", "step", "backbone", "head"]
+#: The most blocks of a decoder.
+MOST_BLOCKS = 32
+#: The part that an artifact plays in its tier. A ``model`` computes the manifest's outputs from its inputs alone, and
+#: ``backbone-1``, ``backbone-2`` and so on are the blocks of a decoder.
+Role = Annotated[str, msgspec.Meta(pattern=r"^(model|embed|step|backbone(-[1-9][0-9]?)?|head)$")]
 
 
 def require(holds: object, subject: str, field: str, given: object, expected: str) -> None:

@@ -9,10 +9,11 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from edge.bundles.fields import FileName, ModelName, Positive, Role, Sha256, Space, Struct, Text
+from edge.bundles.fields import MOST_BLOCKS, FileName, ModelName, Positive, Role, Sha256, Space, Struct, Text
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
 from edge.bundles.steps import Postprocess, Preprocess
 from edge.datatypes import TensorName, TensorSpec
+from edge.files import sha256
 
 FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
@@ -133,7 +134,7 @@ class Tier(Struct, frozen=True):
     """
 
     name: ModelName
-    artifacts: Annotated[tuple[Artifact, ...], msgspec.Meta(min_length=1, max_length=8)]
+    artifacts: Annotated[tuple[Artifact, ...], msgspec.Meta(min_length=1, max_length=2 * MOST_BLOCKS)]
     golden: FileName | None = None
     latencies: Annotated[tuple[Latency, ...], msgspec.Meta(max_length=64)] = ()
     space: Space | None = None
@@ -185,7 +186,7 @@ class Manifest(Struct, frozen=True, tag=FORMAT_VERSION, tag_field="format_versio
     profile: dict[TensorName, Profile]
     tiers: Annotated[tuple[Tier, ...], msgspec.Meta(min_length=1, max_length=8)]
     golden: FileName
-    files: Annotated[dict[FileName, FileRecord], msgspec.Meta(max_length=64)]
+    files: Annotated[dict[FileName, FileRecord], msgspec.Meta(max_length=8 * MOST_BLOCKS)]
     provenance: Provenance
     preprocess: Preprocess | None = None
     postprocess: Postprocess | None = None
@@ -202,6 +203,13 @@ class Manifest(Struct, frozen=True, tag=FORMAT_VERSION, tag_field="format_versio
     def space(self) -> str | None:
         """The space of the embeddings, whichever tier computes them; None unless all tiers state one."""
         return self.tiers[0].space if all(tier.space for tier in self.tiers) else None
+
+    @property
+    def weights_sha256(self) -> str:
+        """The SHA-256 of the full tier's first file; of a decoder in blocks, that of the hashes of each one's first."""
+        files = {one.role: one.file for one in reversed(self.tiers[0].artifacts)}
+        hashes = [self.files[files[role]].sha256 for role in self.roles]
+        return hashes[0] if len(hashes) == 1 else sha256("".join(hashes).encode())
 
     def tensors(self, artifact: Artifact) -> Tensors:
         """Return the tensors that the ONNX graph of an artifact must have: its own, else the manifest's."""

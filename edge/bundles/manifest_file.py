@@ -14,7 +14,7 @@ from edge.bundles.rules import check
 from edge.errors import BundleError, Raw
 from edge.files import read_regular
 
-_MAX_BYTES = 256 * 1024
+_MAX_BYTES = 1024 * 1024
 _UPGRADE = "Upgrade fewheads on this machine (pip install -U fewheads), or export the bundle again with this release."
 _VERSIONS = (1, FORMAT_VERSION)
 _READABLE = " or ".join(map(str, _VERSIONS))

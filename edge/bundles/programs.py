@@ -10,7 +10,16 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from edge.bundles.fields import FileName, ModelName, NonNegativeInteger, Positive, Role, Sha256, Struct
+from edge.bundles.fields import (
+    MOST_BLOCKS,
+    FileName,
+    ModelName,
+    NonNegativeInteger,
+    Positive,
+    Role,
+    Sha256,
+    Struct,
+)
 from edge.datatypes import TensorName
 
 
@@ -77,13 +86,15 @@ class GenerateProgram(Struct, frozen=True, kw_only=True, tag="generate", tag_fie
     ``logits`` (FP32, [-1, vocabulary]) after that token, and the new entries of the cache, [-1, heads, T, width] each.
     It ignores the places of the cache from a row's length on, and what follows the last one of its tokens.
 
+    A decoder in blocks of layers has a file for each, of the roles ``backbone-1``, ``backbone-2`` and so on, which run
+    in turn. ``hidden`` names the states that go from each block to the next, FP32 [-1, T, width], which take the place
+    of the logits and of the tokens. Only the last block reads ``last``. Each has a part of the cache, in its order.
+
     The manifest's inputs are the tokenizer's ids and mask. Its outputs are the generated ``text`` (BYTES, [-1, 1]) and
     the number of its tokens, ``generated`` (INT32, [-1, 1]). Prompt and text together have ``positions`` tokens at
     most. A request that says nothing else gets ``max_tokens``, the likeliest each time; one of ``end_tokens`` ends the
     text earlier.
     """
-
-    roles: ClassVar[tuple[Role, ...]] = ("backbone",)
 
     tokens: TensorName
     lengths: TensorName
@@ -95,10 +106,21 @@ class GenerateProgram(Struct, frozen=True, kw_only=True, tag="generate", tag_fie
     positions: Positive
     max_tokens: Positive
     end_tokens: Annotated[tuple[NonNegativeInteger, ...], msgspec.Meta(max_length=64)] = ()
+    hidden: Annotated[tuple[TensorName, ...], msgspec.Meta(max_length=MOST_BLOCKS - 1)] = ()
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The roles of the blocks in their order."""
+        return backbone_roles(len(self.hidden) + 1)
+
+
+def backbone_roles(blocks: int) -> tuple[Role, ...]:
+    """Return the roles of so many blocks of a decoder."""
+    return tuple(f"backbone-{number + 1}" for number in range(blocks)) if blocks > 1 else ("backbone",)
 
 
 class HeadBase(Struct, frozen=True):
-    """The generating model that a head belongs to, and the SHA-256 of the first file of its full tier."""
+    """The generating model that a head belongs to; see :attr:`edge.bundles.manifest.Manifest.weights_sha256`."""
 
     name: ModelName
     version: Positive

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
+from edge.bundles.decoder_rules import check_decoder, require_names
 from edge.bundles.fields import Role, require
 from edge.bundles.manifest import MANIFEST_NAME, Artifact, Latency, Manifest, PredictedLatency, Tensors, Tier
 from edge.bundles.programs import CascadeProgram, GenerateProgram, HeadProgram, LoopProgram
@@ -114,7 +115,7 @@ def _check_roles(manifest: Manifest, tier: Tier, subject: str) -> None:
 
 def _alike(tensors: Tensors, role: Role) -> Tensors:
     """Return tensors as files for other runtimes have them: of a decoder in FP16, those of one in FP32."""
-    if role != "backbone":
+    if not role.startswith("backbone"):
         return tensors
     reads, gives = (
         tuple(TensorSpec(spec.name, "FP32" if spec.datatype == "FP16" else spec.datatype, spec.shape) for spec in specs)
@@ -236,7 +237,7 @@ def _check_loop(program: LoopProgram, manifest: Manifest, subject: str) -> None:
         expected = f"{program.state!r} and {program.prompt!r}, as the step reads them"
         require(holds and files["embed"].inputs == manifest.inputs, subject, field, sorted(embed), expected)
         outputs = (program.next_state, program.prediction, program.residual)
-        _require_names(files["step"], (program.state, program.prompt, program.last), outputs, subject, field)
+        require_names(files["step"], (program.state, program.prompt, program.last), outputs, subject, field)
     named = (program.points, program.values)
     sequences = {spec.name for spec in manifest.inputs if len(spec.shape) > 1}
     holds = named == (None, None) or (set(named) <= sequences and program.points != program.values)
@@ -258,29 +259,11 @@ def _check_generate(program: GenerateProgram, manifest: Manifest, subject: str) 
     require(program.max_tokens < program.positions, subject, "generate max_tokens", program.max_tokens, less)
     assert isinstance(step, TokenizerPreprocess)
     require(step.max_length < program.positions, subject, "preprocess max_length", step.max_length, less)
-    past, new = [pair.past for pair in program.cache], [pair.new for pair in program.cache]
-    require(len({*past, *new}) == 2 * len(past), subject, "generate cache", sorted(past + new), "each name once")
-    column = ("INT64", (-1, 1))
-    columns = {program.tokens: ("INT64", (-1, -1)), program.lengths: column, program.last: column}
-    for name, artifact in ((tier.name, artifact) for tier in manifest.tiers for artifact in tier.artifacts):
-        tensors, field = manifest.tensors(artifact), f"generate files of tier {name!r}"
-        _require_names(tensors, (*columns, *past), (program.logits, *new), subject, field)
-        kind = {spec.name: (spec.datatype, spec.shape) for spec in (*tensors.inputs, *tensors.outputs)}
-        for column_name, expected in columns.items():
-            given = kind[column_name]
-            require(given == expected, subject, f"{field}, input {column_name!r}", given, f"{expected}")
-        logits = kind[program.logits]
-        vocabulary = logits[1][-1]
-        holds = logits == ("FP32", (-1, vocabulary)) and vocabulary > 0
-        require(holds, subject, f"{field}, output {program.logits!r}", logits, "FP32 [-1, vocabulary]")
-        last = max(program.end_tokens, default=0)
-        require(last < vocabulary, subject, "generate end_tokens", last, f"less than the vocabulary ({vocabulary})")
-        for pair in program.cache:
-            datatype, shape = cache = kind[pair.past]
-            holds = cache == kind[pair.new] and datatype in ("FP32", "FP16")
-            holds = holds and [size > 0 for size in shape] == [False, True, False, True]
-            expected_cache = f"FP32 or FP16 [-1, heads, -1, width], as {pair.new!r}"
-            require(holds, subject, f"{field}, input {pair.past!r}", cache, expected_cache)
+    cache = [name for pair in program.cache for name in (pair.past, pair.new)]
+    others = [program.tokens, program.lengths, program.last, program.logits]
+    _unique(subject, "generate tensor", [*cache, *program.hidden, *others])
+    for tier in manifest.tiers:
+        check_decoder(program, manifest, tier, subject)
 
 
 def _check_head(program: HeadProgram, manifest: Manifest, subject: str) -> None:
@@ -294,7 +277,7 @@ def _check_head(program: HeadProgram, manifest: Manifest, subject: str) -> None:
     reads = (program.logits, program.alpha, program.keys, program.values, program.temperatures)
     for tier in manifest.tiers:
         field = f"head file of tier {tier.name!r}"
-        _require_names(manifest.tensors(tier.artifacts[0]), reads, (program.moved,), subject, field)
+        require_names(manifest.tensors(tier.artifacts[0]), reads, (program.moved,), subject, field)
 
 
 def _require_outputs(
@@ -304,13 +287,6 @@ def _require_outputs(
     outputs = sorted((spec.name, (spec.datatype, spec.shape)) for spec in manifest.outputs)
     require(outputs == sorted(kinds), subject, "outputs", [name for name, _ in outputs], f"{dict(kinds)}")
     require(manifest.max_batch_size, subject, "max_batch_size", 0, "a model with batches")
-
-
-def _require_names(tensors: Tensors, inputs: Sequence[str], outputs: Sequence[str], subject: str, field: str) -> None:
-    """Raise a BundleError unless a file has just these inputs and outputs."""
-    for kind, specs, names in (("inputs", tensors.inputs, inputs), ("outputs", tensors.outputs, outputs)):
-        given = sorted(spec.name for spec in specs)
-        require(given == sorted(names), subject, field, given, f"the {kind} {sorted(names)}")
 
 
 _RULES: Final[Mapping[type, Callable[[Any, Manifest, str], None]]] = {

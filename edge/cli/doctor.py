@@ -375,6 +375,7 @@ def _contiguous(root: Path) -> Iterator[Check]:
     size = MemorySampler(root).contiguous_bytes()
     if size is not None:
         few = size < _CONTIGUOUS_BYTES
-        reserve = "Add cma=950M to APPEND in /boot/extlinux/extlinux.conf, and restart."
-        advice = f"Decoders of many layers may not build. {reserve}" if few else ""
+        reserve = "add cma=950M to APPEND in /boot/extlinux/extlinux.conf and restart"
+        export = "export them with --layers-per-block 6"
+        advice = f"Decoders of many layers may not build: {export}, or {reserve}." if few else ""
         yield Check("contiguous memory", "absent" if few else "ok", f"{size // _MIB} MiB", advice)

@@ -148,9 +148,10 @@ def _program(program: CascadeProgram | LoopProgram | GenerateProgram | HeadProgr
             f"requests may set both, and up to {program.most_loops} loops"
         )
     elif isinstance(program, GenerateProgram):
+        blocks = f", in {len(program.roles)} blocks that run in turn" if program.hidden else ""
         click.echo(
-            f"program generate: text token by token, {program.max_tokens} tokens unless the request says otherwise, "
-            f"and {program.positions} with the prompt at most"
+            f"program generate: text token by token{blocks}, {program.max_tokens} tokens unless the request says "
+            f"otherwise, and {program.positions} with the prompt at most"
         )
     elif isinstance(program, HeadProgram):
         base = program.base

@@ -57,12 +57,20 @@ BY_TOKEN: Final = (TensorSpec(LOGPROBS, "FP32", (-1, -1)), TensorSpec(TOKEN_IDS,
 
 
 class Generate(IterativeProgram):
-    """Generates text with the decoder of a tier, from the inputs ``ids`` and ``mask``."""
+    """Generates text with the decoder of a tier, from the inputs ``ids`` and ``mask``.
+
+    ``runners`` are those of each tier's blocks, in their order.
+    """
 
     generates = True
 
     def __init__(
-        self, config: GenerateProgram, runners: Mapping[str, Runner], tokenizer: Tokenizer, ids: str, mask: str
+        self,
+        config: GenerateProgram,
+        runners: Mapping[str, Sequence[Runner]],
+        tokenizer: Tokenizer,
+        ids: str,
+        mask: str,
     ) -> None:
         self.config, self.tokenizer, self.ids, self.mask = config, tokenizer, ids, mask
         self.sampling = Sampling(config.max_tokens)
@@ -72,12 +80,18 @@ class Generate(IterativeProgram):
             config.last,
             config.logits,
             tuple((names.past, names.new) for names in config.cache),
+            config.hidden,
         )
         self._runners = runners
         past = {names.past for names in config.cache}
         self._token_bytes = {
-            tier: sum(byte_size(spec.datatype, spec.shape[1::2]) for spec in runner.inputs if spec.name in past)
-            for tier, runner in runners.items()
+            tier: sum(
+                byte_size(spec.datatype, spec.shape[1::2])
+                for runner in blocks
+                for spec in runner.inputs
+                if spec.name in past
+            )
+            for tier, blocks in runners.items()
         }
         self._idle: dict[str, deque[DeviceDecoder]] = {tier: deque() for tier in runners}
         self._decoders: list[weakref.ref[DeviceDecoder]] = []  # of all threads
@@ -97,7 +111,8 @@ class Generate(IterativeProgram):
         """Return a decoder without rows, an idle one if there is one."""
         with suppress(IndexError):  # other threads take them, too
             return self._idle[tier].pop()
-        decoder = self._runners[tier].decoder(self.tensors)
+        first, *further = self._runners[tier]
+        decoder = first.decoder(self.tensors, *further)
         self._decoders.append(weakref.ref(decoder, self._decoders.remove))
         return decoder
 
@@ -296,7 +311,7 @@ def _error_of(error: Exception) -> RunnerError:
     return RunnerError("text", given=given, expected="a next token and what it adds", fix=fix)
 
 
-def generator(bundle: Bundle, config: GenerateProgram, runners: Mapping[str, Runner]) -> Generate:
+def generator(bundle: Bundle, config: GenerateProgram, runners: Mapping[str, Sequence[Runner]]) -> Generate:
     """Return the program of a bundle, with its tokenizer."""
     step = bundle.manifest.preprocess
     assert isinstance(step, TokenizerPreprocess), "checked with the manifest"

@@ -37,7 +37,7 @@ def program_of(bundle: Bundle, runners: Mapping[tuple[str, Role], Runner]) -> Pr
     if isinstance(config, LoopProgram):
         return Loop(config, {tier: LoopRunners(runners[tier, "embed"], step) for tier, step in tiers.items()})
     if isinstance(config, GenerateProgram):
-        return generator(bundle, config, tiers)
+        return generator(bundle, config, {tier: [runners[tier, role] for role in roles] for tier in tiers})
     if isinstance(config, HeadProgram):
         return head_of(bundle, config, tiers)
     if isinstance(config, CascadeProgram) and {config.lean, config.full} <= tiers.keys():

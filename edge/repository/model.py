@@ -130,8 +130,8 @@ class Model:
         if isinstance(program, GenerateProgram):
             self.outputs |= {spec.name: spec for spec in BY_TOKEN}
             self.by_token = tuple(spec.name for spec in BY_TOKEN)
-            logits = bundle.manifest.tensors(bundle.manifest.tiers[0].artifacts[0]).outputs
-            self._vocabulary = next(spec.shape[1] for spec in logits if spec.name == program.logits)
+            outputs = bundle.manifest.tensors(full.artifact).outputs
+            self._vocabulary = next(spec.shape[1] for spec in outputs if spec.name == program.logits)
         self.texts = frozenset(name for name, spec in self.outputs.items() if spec.datatype == "BYTES")
         self._texts = [spec.name for spec in texts]
         self.on_request = (*self.by_token, *(name for name in self.derived if name in self.labels))  # probabilities
@@ -289,8 +289,7 @@ class Model:
         config, program = head.manifest.program, self.manifest.program
         if not isinstance(program, GenerateProgram):
             raise self._superfluous({"head": head.name}, "none: the model generates no text")
-        file = self.manifest.tiers[0].artifacts[0].file
-        base = HeadBase(name=self.name, version=self.manifest.version, sha256=self.manifest.files[file].sha256)
+        base = HeadBase(name=self.name, version=self.manifest.version, sha256=self.manifest.weights_sha256)
         if not isinstance(config, HeadProgram) or config.base != base:
             of = f"a head of {config.base.name} {config.base.version}" if isinstance(config, HeadProgram) else "no head"
             expected = f"a head of {self.name} {self.version} with the same weights"

@@ -156,19 +156,22 @@ class HostDecoder:
     """The rows of a decoder; see :class:`edge.runner.DeviceDecoder`.
 
     The caches of all layers with equal shapes are one array, so that a step writes its new entries with one assignment
-    for each shape. A step uses the same arrays until rows or places change, so that ``bind`` can prepare it. The runner
-    computes prompts.
+    for each shape. A step uses the same arrays until rows or places change, so that it can be bound to them.
+
+    Args:
+        blocks: of each, in their order, the runner, which computes prompts, and what binds its steps.
     """
 
-    def __init__(self, runner: Runner, tensors: DecoderTensors, bind: Bind) -> None:
-        self._runner, self._bind, self._tensors = runner, bind, tensors
-        shapes = {spec.name: spec for spec in (*runner.inputs, *runner.outputs)}
+    def __init__(self, blocks: Sequence[tuple[Runner, Bind]], tensors: DecoderTensors) -> None:
+        self._blocks, self._tensors = blocks, tensors
+        shapes = {spec.name: spec for runner, _ in blocks for spec in (*runner.inputs, *runner.outputs)}
         new = dict(tensors.cache)
         groups = groups_of(shapes[past] for past in new)
         self._groups = [_Arrays(group, [(past, new[past]) for past in group.names]) for group in groups]
         self._vocabulary = shapes[tensors.logits].shape[1]
+        self._widths = {name: shapes[name].shape[2] for name in tensors.hidden}
         self._rows = 0
-        self._runs: dict[int, tuple[BoundRun, Array]] = {}  # by rows: a step, and its logits
+        self._runs: dict[int, tuple[list[BoundRun], Array]] = {}  # by rows: a step, and its logits
         self._lengths: Array = np.zeros((0, 1), np.int64)
         self._resize(1, 0)
 
@@ -179,15 +182,19 @@ class HostDecoder:
 
     def add(self, tokens: Array, lengths: Array) -> Array:
         names, (count, longest) = self._tensors, tokens.shape
-        feeds: dict[str, Array] = {
+        values: dict[str, Array] = {
             names.tokens: tokens,
             names.lengths: np.zeros((count, 1), np.int64),
             names.last: lengths[:, None] - 1,
         }
         for group in self._groups:
             # One place, which no row uses: a dimension of 0 is not possible everywhere.
-            feeds |= dict.fromkeys((past for past, _ in group.names), group.empty(count))
-        outputs = self._runner.infer(feeds)
+            values |= dict.fromkeys((past for past, _ in group.names), group.empty(count))
+        for runner, _ in self._blocks:
+            # Only the lengths have several readers: states, which may take much memory, are dropped with their block.
+            feeds = {spec.name: values[spec.name] for spec in runner.inputs}
+            values = {name: of for name, of in values.items() if name not in feeds or name == names.lengths}
+            values |= runner.infer(feeds)
         begin, end = self._rows, self._rows + count
         capacity = len(self._lengths)
         if end > capacity or longest >= self._places:
@@ -195,11 +202,11 @@ class HostDecoder:
             self._resize(capacity if end <= capacity else max(end, 2 * capacity), places)
         for group in self._groups:
             for past, (_, new) in zip(group.past, group.names, strict=True):
-                past[begin:end, :, :longest] = outputs[new]
+                past[begin:end, :, :longest] = values[new]
                 past[begin:end, :, longest:] = 0  # a NaN that an earlier row left would spoil the products
         self._lengths[begin:end, 0] = lengths
         self._rows = end
-        return outputs[names.logits]
+        return values[names.logits]
 
     def keep(self, rows: int, moves: Sequence[tuple[int, int]]) -> None:
         for source, target in moves:
@@ -221,8 +228,9 @@ class HostDecoder:
         self._tokens[:rows, 0] = tokens
         if rows not in self._runs:
             self._runs[rows] = self._bound(rows)
-        run, logits = self._runs[rows]
-        run()
+        runs, logits = self._runs[rows]
+        for run in runs:
+            run()
         index = np.arange(rows)
         for group in self._groups:
             # [rows, layers, heads, width] on both sides: the dimension of the two index arrays comes first.
@@ -230,15 +238,20 @@ class HostDecoder:
         lengths += 1
         return logits
 
-    def _bound(self, rows: int) -> tuple[BoundRun, Array]:
+    def _bound(self, rows: int) -> tuple[list[BoundRun], Array]:
         names, logits = self._tensors, self._logits[:rows]
         # Views of arrays that stay: a binding keeps none of them alive.
         arrays = {names.tokens: self._tokens[:rows], names.lengths: self._lengths[:rows], names.last: self._last[:rows]}
+        arrays |= {name: array[:rows] for name, array in self._hidden.items()}
         arrays[names.logits] = logits
         for group in self._groups:
             for number, (past, new) in enumerate(group.names):
                 arrays[past], arrays[new] = group.past[number, :rows], group.new[number, :rows]
-        return self._bind(arrays), logits
+        runs = [
+            bind({spec.name: arrays[spec.name] for spec in (*runner.inputs, *runner.outputs)})
+            for runner, bind in self._blocks
+        ]
+        return runs, logits
 
     def _resize(self, capacity: int, places: int) -> None:
         """Replace the arrays by ones for so many rows, and at least so many places, with the present rows."""
@@ -247,6 +260,7 @@ class HostDecoder:
         self._lengths[: self._rows] = old[: self._rows]
         self._tokens, self._last = (np.zeros((capacity, 1), np.int64) for _ in range(2))  # a step has one token
         self._logits = np.zeros((capacity, self._vocabulary), np.float32)
+        self._hidden = {name: np.zeros((capacity, 1, width), np.float32) for name, width in self._widths.items()}
         for group in self._groups:
             group.resize(capacity, self._places, self._rows)
         self._runs.clear()

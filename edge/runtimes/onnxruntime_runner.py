@@ -174,8 +174,8 @@ class OnnxRuntimeRunner:
     def loop(self, tensors: LoopTensors, steps: int = 1) -> HostLoop:
         return HostLoop(self, tensors, steps, self._binding())
 
-    def decoder(self, tensors: DecoderTensors) -> HostDecoder:
-        return HostDecoder(self, tensors, self._binding())
+    def decoder(self, tensors: DecoderTensors, *further: OnnxRuntimeRunner) -> HostDecoder:
+        return HostDecoder([(runner, runner._binding()) for runner in (self, *further)], tensors)
 
     def close(self) -> None:
         self._session = None

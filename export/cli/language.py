@@ -353,6 +353,11 @@ def reduce(
     "--positions", type=click.IntRange(2), help="Tokens of prompt and text.  [default: the model's, 1024 at most]"
 )
 @click.option("--int8", is_flag=True, help="A tier in INT8, too, for ONNX Runtime on the CPU.")
+@click.option(
+    "--layers-per-block",
+    type=click.IntRange(1),
+    help="Most layers of an ONNX file, and so of an engine. An Orin Nano builds 6 to 12, as reported.  [default: all]",
+)
 @version_option
 @replace_option("an existing bundle of that name and version")
 @json_option
@@ -363,6 +368,7 @@ def export(
     data: tuple[str, ...],
     positions: int | None,
     int8: bool,
+    layers_per_block: int | None,
     version: int,
     replace: bool,
     as_json: bool,
@@ -381,7 +387,7 @@ def export(
     started = time.perf_counter()
     prompts = [example.text_before for example in examples[:_MOST_PROMPTS]] or _PROMPTS
     with working(f"exporting {directory}"):
-        model = LanguageModel(directory, name, prompts, int8, positions)
+        model = LanguageModel(directory, name, prompts, int8, positions, layers_per_block)
         exported = export_bundle(model, repository, version=version, replace=replace)
     print_exported([(exported, time.perf_counter() - started)], as_json=as_json)
 

@@ -95,7 +95,8 @@ def parts_of(
         case LoopProgram():
             return _of_loop({role: manifest.tensors(one) for role, one in files.items()}, batches, loops)
         case GenerateProgram() as program:
-            return _of_decoder(program, manifest.tensors(files["backbone"]), batches, lengths)
+            blocks = {role: manifest.tensors(one) for role, one in files.items()}
+            return _of_decoder(program, blocks, batches, lengths)
         case HeadProgram() as program:
             return _of_head(program, manifest, read, batches)
     tensors, most = manifest.tensors(files["model"]), manifest.max_batch_size
@@ -168,24 +169,28 @@ def _of_loop(files: Mapping[Role, Tensors], batches: Sequence[int], loops: float
 
 
 def _of_decoder(
-    program: GenerateProgram, file: Tensors, batches: Sequence[int], lengths: Sequence[int]
+    program: GenerateProgram, blocks: Mapping[Role, Tensors], batches: Sequence[int], lengths: Sequence[int]
 ) -> list[RequestPart]:
-    prompt = [spec for spec in file.inputs if spec.name == program.tokens]
-    most = max(profile[program.cache[0].past].max[2] for profile in file.profiles)
+    first = blocks[program.roles[0]]
+    prompt = [spec for spec in first.inputs if spec.name == program.tokens]
+    most = max(profile[program.cache[0].past].max[2] for profile in first.profiles)
     cached = min(USUAL_CACHE, most)
-    prompts = check_sizes(prompt, file.profile, max(batches), lengths, batches)
+    prompts = check_sizes(prompt, first.profile, max(batches), lengths, batches)
     sizes = [("prefill", rows, tokens, 1) for rows, tokens in prompts]
     sizes += [(f"decode, {cached} cached", rows, 1, cached) for rows in batches]
     return [
         RequestPart(
-            name, rows, tokens, (RoleRun("backbone", _of_cache(program, file, rows, tokens or 1, cached_tokens)),)
+            name,
+            rows,
+            tokens,
+            tuple(RoleRun(role, _of_cache(program, file, rows, tokens or 1, places)) for role, file in blocks.items()),
         )
-        for name, rows, tokens, cached_tokens in sizes
+        for name, rows, tokens, places in sizes
     ]
 
 
 def _of_cache(program: GenerateProgram, file: Tensors, rows: int, tokens: int, cached: int) -> Shapes:
-    free = {program.tokens: tokens}
+    free = dict.fromkeys((program.tokens, *program.hidden), tokens)
     return {
         spec.name: (rows, *(free.get(spec.name, cached) if size == -1 else size for size in spec.shape[1:]))
         for spec in file.inputs

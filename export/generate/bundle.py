@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
+from msgspec.structs import replace as replaced
 
+from edge.bundles.fields import MOST_BLOCKS
 from edge.bundles.golden import Golden, check_outputs
 from edge.bundles.manifest import Artifact, Manifest, Profile, Tier, Tolerance
 from edge.bundles.preprocess import load_tokenizer
-from edge.bundles.programs import CacheTensor, GenerateProgram
+from edge.bundles.programs import CacheTensor, GenerateProgram, backbone_roles
 from edge.bundles.steps import TokenizerPreprocess
 from edge.datatypes import Array, TensorSpec
 from edge.errors import Raw, UsageError
@@ -40,7 +41,6 @@ MAX_BATCH_SIZE = 8
 #: Tokens of prompt and text together, unless the model has fewer positions: the cache grows with them.
 MOST_POSITIONS = 1024
 _GOLDEN = "golden.npz"
-_STEP_GOLDEN, _FP16_STEP_GOLDEN = "backbone.golden.npz", "backbone.fp16.golden.npz"
 _PROMPT, _IDS, _MASK, _TEXT, _GENERATED = "prompt", "ids", "mask", "text", "generated"
 #: Longer texts are refused before they are tokenized; no usual token has more bytes on average.
 _BYTES_PER_TOKEN = 16
@@ -56,9 +56,9 @@ _Sizes = tuple[int, int, int]
 
 
 class Decoders(NamedTuple):
-    """The graph of a decoder in all precisions."""
+    """The blocks of a decoder in all precisions."""
 
-    artifacts: dict[str, tuple[Artifact, ...]]  # of each tier; the first one runs on ONNX Runtime
+    artifacts: dict[str, tuple[Artifact, ...]]  # of each tier
     models: dict[str, ExportedArtifact]  # by their files
     goldens: dict[str, Golden]
 
@@ -72,6 +72,7 @@ class LanguageModel(NamedTuple):
         prompts: of the kind that the model is for; the clearest ones become golden.
         int8: whether there is a tier in INT8 too, for ONNX Runtime on the CPU.
         positions: tokens of prompt and text together; None is as many as the model has, 1,024 at most.
+        layers_per_block: of each ONNX file, at most; None has all layers in one.
     """
 
     directory: Path
@@ -79,22 +80,19 @@ class LanguageModel(NamedTuple):
     prompts: Sequence[str]
     int8: bool = False
     positions: int | None = None
+    layers_per_block: int | None = None
 
     def contents(self, on_rows: OnRows | None) -> Contents:
         """See :class:`export.bundle.exportable.Exportable`; no accuracy is measured.
 
         Raises:
-            UsageError: the directory is no causal language model, ``positions`` are more than it has, or no prompt has
-                a clear text.
+            UsageError: the directory is no causal language model, ``positions`` are more than it has, the blocks are
+                too many or too large, or no prompt has a clear text.
         """
         model = load_backbone(self.directory)
-        size_bytes = 4 * left_parameters(model)
-        if size_bytes > _MOST_ONNX_BYTES:
-            fix = "Reduce it, or take a smaller one: a bundle's ONNX file contains the weights."
-            given = Raw(f"{size_bytes:,} bytes of weights in FP32")
-            raise UsageError(f"{self.directory}", given=given, expected=f"at most {_MOST_ONNX_BYTES:,}", fix=fix)
-        definition = _tokenizer_of(self.directory)
         config = model.config.get_text_config()
+        layers_per_block = self._checked_layers(model, config.num_hidden_layers)
+        definition = _tokenizer_of(self.directory)
         most = int(config.max_position_embeddings)
         positions = min(most, MOST_POSITIONS) if self.positions is None else self.positions
         if not 2 <= positions <= most:
@@ -116,7 +114,7 @@ class LanguageModel(NamedTuple):
             logits=LOGITS,
             text=_TEXT,
             generated=_GENERATED,
-            cache=tuple(CacheTensor(past=past, new=new) for past, new in cache_names(config.num_hidden_layers)),
+            cache=tuple(CacheTensor(past=past, new=new) for past, new in cache_names(range(config.num_hidden_layers))),
             positions=positions,
             max_tokens=min(_DEFAULT_TOKENS, positions // 2),
             end_tokens=end_tokens(model),
@@ -125,15 +123,19 @@ class LanguageModel(NamedTuple):
         texts = greedy_of_model(model, tokenizer, self.prompts, program)
         references = clearest(texts, _GOLDEN_ROWS, FULL)
         calibration = [[*text.ids, *text.tokens] for text in texts] if self.int8 else []
-        decoders = decoders_of(DecoderGraph(model), config.vocab_size, positions, calibration)
+        blocks = DecoderGraph(model).blocks(layers_per_block)
+        program = replaced(program, hidden=tuple(block.gives for block in blocks[:-1]))
+        decoders = decoders_of(blocks, config.vocab_size, positions, calibration)
         files: dict[str, File] = {TOKENIZER: definition, **decoders.goldens, **decoders.models}
         tiers = []
         for tier, artifacts in decoders.artifacts.items():
-            onnx = decoders.models[artifacts[0].file].data
-            with (
-                closing(OnnxRuntimeRunner(onnx, subject="a decoder")) as runner,
-                closing(Generate(program, {FULL: runner}, tokenizer, _IDS, _MASK)) as generate,
-            ):
+            with ExitStack() as stack:
+                runners = [
+                    stack.enter_context(closing(OnnxRuntimeRunner(decoders.models[one.file].data, subject=one.file)))
+                    for one in artifacts
+                    if one.runtime == "onnxruntime"
+                ]
+                generate = stack.enter_context(closing(Generate(program, {FULL: runners}, tokenizer, _IDS, _MASK)))
                 # INT8 may lead to other texts. Rows that run together share its scales, so one row stands alone.
                 clear = references if tier == FULL else clearest(greedy_of_file(generate, FULL, references), 1, tier)
                 golden = golden_of_texts(clear, tokenizer, program, tokenize, definition)
@@ -160,6 +162,21 @@ class LanguageModel(NamedTuple):
         )
         return Contents(manifest, files)
 
+    def _checked_layers(self, model: Any, layers: int) -> int:
+        """Return the most layers of a block; raise a UsageError if there are too many blocks, or one is too large."""
+        most, least = self.layers_per_block, -(-layers // MOST_BLOCKS)
+        if most is None:
+            most = layers
+        if most < least:
+            expected = f"{least} or more, for at most {MOST_BLOCKS} blocks of {layers} layers"
+            raise UsageError("--layers-per-block", given=most, expected=expected, fix="Raise it, or leave it out.")
+        size_bytes = 4 * max(left_parameters(model, range(layers)[at : at + most]) for at in range(0, layers, most))
+        if size_bytes > _MOST_ONNX_BYTES:
+            fix = "Reduce it, lower --layers-per-block, or take a smaller one: an ONNX file contains the weights."
+            given, expected = Raw(f"{size_bytes:,} bytes of weights in FP32"), f"at most {_MOST_ONNX_BYTES:,} in a file"
+            raise UsageError(f"{self.directory}", given=given, expected=expected, fix=fix)
+        return most
+
 
 def origin_of(identity: BaseIdentity) -> str:
     """Return how the record of a bundle names the language model that it was made from."""
@@ -172,46 +189,52 @@ def is_origin(origin: str, identity: BaseIdentity) -> bool:
 
 
 def decoders_of(
-    graph: DecoderGraph, vocabulary: int, positions: int, calibration: Sequence[Sequence[int]] = ()
+    blocks: Sequence[DecoderGraph], vocabulary: int, positions: int, calibration: Sequence[Sequence[int]] = ()
 ) -> Decoders:
-    """Return a graph for ``positions`` tokens in FP32, FP16 and, with a calibration, dynamic INT8.
+    """Return graphs for ``positions`` tokens in FP32, FP16 and, with a calibration, dynamic INT8.
 
     Args:
+        blocks: of the decoder; a single one is the whole decoder.
         calibration: tokens of prompts with their texts, to find the products that INT8 leaves in FP32.
 
     Raises:
         GoldenError: a file computes other logits than torch.
     """
-    plain = decoder_onnx(graph)
-    step_golden = _step_golden(graph, vocabulary)
-    cache = {name for past, new, _ in graph.caches() for name in (past, new)}
-    goldens = {_STEP_GOLDEN: step_golden, _FP16_STEP_GOLDEN: _in_fp16(step_golden, cache)}
-    joined = half(join_caches(plain, graph.heads_per_key), fp16_tensors=cache)
-    made = {FULL: [("onnxruntime", "fp32", fused(plain)), ("tensorrt", "fp16", joined)]}
-    if calibration:
-        feeds = [_alone(graph, tokens) for tokens in calibration]
-        data = dynamic_int8(plain, feeds, has_head=b"LayerNormalization" in plain)
-        made[int8_tier(FULL)] = [("onnxruntime", "int8", data)]
-    profile, step_profile = profiles_of(graph, positions)
-    artifacts, models = dict[str, tuple[Artifact, ...]](), dict[str, ExportedArtifact]()
-    for tier, steps in made.items():
-        for runtime, precision, data in steps:
-            file = f"{tier}.{runtime}.{precision}.onnx"
-            kind, golden = ("FP16", _FP16_STEP_GOLDEN) if precision == "fp16" else ("FP32", _STEP_GOLDEN)
-            models[file] = checked_file(
+    decoders = Decoders({}, {}, {})
+    sequences: list[Array] = [np.array([tokens]) for tokens in calibration]
+    step_goldens = _step_goldens(blocks, vocabulary)
+    for block, role, step_golden in zip(blocks, backbone_roles(len(blocks)), step_goldens, strict=True):
+        plain = decoder_onnx(block)
+        cache = {name for past, new, _ in block.caches() for name in (past, new)}
+        goldens = {f"{role}.golden.npz": step_golden, f"{role}.fp16.golden.npz": _in_fp16(step_golden, cache)}
+        joined = half(join_caches(plain, block.heads_per_key), fp16_tensors=cache)
+        made = [(FULL, "onnxruntime", "fp32", fused(plain)), (FULL, "tensorrt", "fp16", joined)]
+        if sequences:
+            feeds = [_alone(block, sequence) for sequence in sequences]
+            has_head = block.gives == LOGITS and b"LayerNormalization" in plain
+            made.append((int8_tier(FULL), "onnxruntime", "int8", dynamic_int8(plain, feeds, has_head=has_head)))
+            if block.gives != LOGITS:
+                sequences = [golden_of(block, of, _outputs(block)).outputs[block.gives] for of in feeds]
+        profile, step_profile = profiles_of(block, positions)
+        for tier, runtime, precision, data in made:
+            file = f"{tier if len(blocks) == 1 else f'{tier}.{role}'}.{runtime}.{precision}.onnx"
+            kind, suffix = ("FP16", ".fp16") if precision == "fp16" else ("FP32", "")
+            golden = f"{role}{suffix}.golden.npz"
+            decoders.models[file] = exported = checked_file(
                 data,
                 goldens[golden],
                 file,
                 runtime,
                 precision,
-                role="backbone",
+                role=role,
                 golden=golden,
                 profile=profile,
                 more_profiles=(step_profile,),
-                **_tensors(graph, vocabulary, kind),
+                **_tensors(block, vocabulary, kind),
             )
-            artifacts[tier] = (*artifacts.get(tier, ()), models[file].artifact)
-    return Decoders(artifacts, models, goldens)
+            decoders.artifacts[tier] = (*decoders.artifacts.get(tier, ()), exported.artifact)
+        decoders.goldens.update(goldens)
+    return decoders
 
 
 def profiles_of(graph: DecoderGraph, positions: int) -> tuple[dict[str, Profile], dict[str, Profile]]:
@@ -227,44 +250,52 @@ def profiles_of(graph: DecoderGraph, positions: int) -> tuple[dict[str, Profile]
 def _profile(graph: DecoderGraph, *, tokens: _Sizes, places: _Sizes) -> dict[str, Profile]:
     rows = (1, 1, MAX_BATCH_SIZE)
     column = Profile(*((count, 1) for count in rows))
-    profile = {TOKENS: Profile(*zip(rows, tokens, strict=True)), LENGTHS: column, LAST: column}
+    states = () if graph.reads == TOKENS else (graph.states,)
+    sequence = Profile(*((count, size, *states) for count, size in zip(rows, tokens, strict=True)))
+    profile = {graph.reads: sequence, **dict.fromkeys(graph.columns, column)}
     for past, _, heads in graph.caches():
         profile[past] = Profile(*((count, heads, size, graph.width) for count, size in zip(rows, places, strict=True)))
     return profile
 
 
 def _tensors(graph: DecoderGraph, vocabulary: int, cache: str) -> dict[str, Any]:
-    reads = [TensorSpec(TOKENS, "INT64", (-1, -1)), *(TensorSpec(name, "INT64", (-1, 1)) for name in (LENGTHS, LAST))]
-    gives = [TensorSpec(LOGITS, "FP32", (-1, vocabulary))]
+    kinds: dict[str, tuple[str, tuple[int, ...]]] = {TOKENS: ("INT64", (-1, -1)), LOGITS: ("FP32", (-1, vocabulary))}
+    states = ("FP32", (-1, -1, graph.states))
+    reads, gives = ([TensorSpec(name, *kinds.get(name, states))] for name in (graph.reads, graph.gives))
+    reads += [TensorSpec(name, "INT64", (-1, 1)) for name in graph.columns]
     for past, new, heads in graph.caches():
         for specs, name in ((reads, past), (gives, new)):
             specs.append(TensorSpec(name, cache, (-1, heads, -1, graph.width)))
     return {"inputs": tuple(reads), "outputs": tuple(gives)}
 
 
-def _alone(graph: DecoderGraph, tokens: Sequence[int]) -> dict[str, Array]:
-    """Return the inputs for one row of tokens behind an empty cache."""
-    last = len(tokens) - 1
-    past = {name: np.zeros((1, heads, 1, graph.width), np.float32) for name, _, heads in graph.caches()}
-    return {TOKENS: np.array([tokens]), LENGTHS: np.array([[0]]), LAST: np.array([[last]]), **past}
+def _outputs(graph: DecoderGraph) -> list[str]:
+    return [graph.gives, *(new for _, new, _ in graph.caches())]
 
 
-def _step_golden(graph: DecoderGraph, vocabulary: int) -> Golden:
-    """Return random tokens behind a cache of a prompt with random tokens, partly filled, and the graph's outputs."""
+def _alone(graph: DecoderGraph, sequence: Array) -> dict[str, Array]:
+    """Return the inputs for rows of tokens, or of states, as long as each other, behind an empty cache."""
+    rows, tokens = sequence.shape[:2]
+    columns: dict[str, Array] = {LENGTHS: np.zeros((rows, 1), np.int64), LAST: np.full((rows, 1), tokens - 1)}
+    past = {name: np.zeros((rows, heads, 1, graph.width), np.float32) for name, _, heads in graph.caches()}
+    return {graph.reads: sequence, **{name: columns[name] for name in graph.columns}, **past}
+
+
+def _step_goldens(blocks: Sequence[DecoderGraph], vocabulary: int) -> list[Golden]:
+    """Return random tokens behind a cache of a prompt with random tokens, partly filled, and each block's outputs."""
     random = np.random.default_rng(0)
     rows, places, tokens = 2, 8, 3
-    columns: list[tuple[str, Array]] = [
-        (TOKENS, random.integers(0, vocabulary, (rows, tokens))),
-        (LENGTHS, np.array([[places], [places - 3]])),
-        (LAST, np.array([[tokens - 1], [0]])),
-    ]
-    caches = graph.caches()
-    prompt = torch.from_numpy(random.integers(0, vocabulary, (rows, places)))
-    nothing = [torch.zeros(rows, heads, 1, graph.width) for _, _, heads in caches]
-    with torch.no_grad():
-        _, *past = graph(prompt, torch.zeros(rows, 1, dtype=torch.int64), torch.full((rows, 1), places - 1), *nothing)
-    inputs = dict(columns) | {name: tensor.numpy() for (name, *_), tensor in zip(caches, past, strict=True)}
-    return golden_of(graph, inputs, [LOGITS, *(new for _, new, _ in caches)])
+    sequence: Array = random.integers(0, vocabulary, (rows, tokens))
+    columns: dict[str, Array] = {LENGTHS: np.array([[places], [places - 3]]), LAST: np.array([[tokens - 1], [0]])}
+    prompt: Array = random.integers(0, vocabulary, (rows, places))
+    goldens = []
+    for block in blocks:
+        outputs = golden_of(block, _alone(block, prompt), _outputs(block)).outputs
+        past = {name: outputs[new] for name, new, _ in block.caches()}
+        inputs = {block.reads: sequence, **{name: columns[name] for name in block.columns}, **past}
+        goldens.append(golden_of(block, inputs, _outputs(block)))
+        prompt, sequence = outputs[block.gives], goldens[-1].outputs[block.gives]
+    return goldens
 
 
 def _in_fp16(golden: Golden, cache: Collection[str]) -> Golden:

@@ -119,10 +119,20 @@ def sublayers_of(model: Any) -> list[tuple[Sublayer, Sublayer]]:
     return [(attention_of(layer, config), feed_forward_of(layer)) for layer in layers_of(model)]
 
 
-def left_parameters(model: Any) -> int:
-    """Return the number of parameters that :func:`drop_removed` leaves."""
-    sublayers = [sublayer for layer in sublayers_of(model) for sublayer in layer]
-    return int(model.num_parameters()) - sum(of.parameters * (of.groups - len(of.left())) for of in sublayers)
+def left_parameters(model: Any, block: range | None = None) -> int:
+    """Return the number of parameters that :func:`drop_removed` leaves, of a model or of a block of its layers.
+
+    The first block has the embeddings, too, and the last one the read-out, which may be the same weights.
+    """
+    layers, sublayers = layers_of(model), sublayers_of(model)
+    block = block or range(len(layers))
+    parameters = {weights for index in block for weights in layers[index].parameters()}
+    if 0 in block:
+        parameters |= {*model.base_model.parameters()} - {weights for of in layers for weights in of.parameters()}
+    if len(layers) - 1 in block:
+        parameters |= {*model.get_output_embeddings().parameters()}
+    removed = sum(of.parameters * (of.groups - len(of.left())) for index in block for of in sublayers[index])
+    return sum(int(weights.numel()) for weights in parameters) - removed
 
 
 def drop_removed(model: Any) -> tuple[int, ...]:

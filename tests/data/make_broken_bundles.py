@@ -189,7 +189,7 @@ def broken_manifests(good: Good) -> dict[str, Tree]:
         "not-json": good.with_files(manifest_json=b"name: calculator\n"),
         "not-utf8": good.with_files(manifest_json=manifest.replace(b"Evaluates", b"\xff\xfe")),
         "deep-json": good.with_files(manifest_json=deep),
-        "huge-manifest": good.with_files(manifest_json=manifest.rstrip() + b" " * 2**18 + b"\n"),
+        "huge-manifest": good.with_files(manifest_json=manifest.rstrip() + b" " * 2**20 + b"\n"),
         "unknown-field": field("colour", "blue"),
         "future-format": field("format_version", 3),
         "format-zero": field("format_version", 0),

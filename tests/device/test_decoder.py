@@ -2,13 +2,15 @@
 
 import json
 from collections import Counter
-from contextlib import closing
+from contextlib import ExitStack, closing
+from itertools import pairwise
 
 import numpy as np
 import onnx
 import pytest
 
 from edge.bundles.programs import GenerateProgram
+from edge.datatypes import byte_size
 from edge.errors import InvalidRequest, RunnerError
 from edge.programs.generate import generator
 from edge.programs.program import Options
@@ -20,6 +22,7 @@ from tests.device.engines import running
 from tests.device.software import LAUNCH
 from tests.support.commands import shown
 from tests.support.decoder_rows import Rows
+from tests.support.letters_blocks import GRAPHS, write_letters_in_blocks
 from tests.support.letters_model import MAX_BATCH_SIZE, NAME, continued, inputs_of, write_letters_bundle
 
 TENSORS = DecoderTensors(
@@ -57,7 +60,11 @@ def runner(bundle, cache):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_rows_that_join_and_leave_have_the_logits_of_all_their_tokens(runner, seed):
-    rows = Rows(runner.decoder(TENSORS))
+    check_rows(runner.decoder(TENSORS), seed)
+
+
+def check_rows(decoder, seed):
+    rows = Rows(decoder)
     random = np.random.default_rng(seed)
     for _ in range(60):
         room = MAX_BATCH_SIZE - len(rows.lengths)
@@ -180,6 +187,50 @@ def test_a_cache_in_fp16_has_the_same_logits(bundle, runner):
     assert sizes[1] == sizes[0] // 2
 
 
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("blocks")
+    bundle = write_letters_in_blocks(directory / NAME)
+    built = json.loads(shown("build", bundle.path, "--target", "tensorrt", "--cache", directory / "cache", "--json"))
+    assert [one["build"]["golden"]["rows"] for one in built] == [2] * len(GRAPHS)
+    return bundle, directory / "cache"
+
+
+def test_blocks_have_the_logits_of_all_tokens_and_pass_nothing_over_the_host(blocks, software):
+    bundle, cache = blocks
+    with ExitStack() as stack:
+        runners = [load_runner(bundle, "tensorrt", cache, role=role).runner for role in bundle.manifest.roles]
+        for runner in runners:
+            stack.callback(runner.close)
+        program = generator(bundle, bundle.manifest.program, {"full": runners})
+        check_rows(program.decoder("full"), seed=0)
+        decoder = program.decoder("full")
+        empty, tokens = software.live(), np.ones(2, np.int64)
+        decoder.add(np.ones((2, 40), np.int64), np.array([40, 40]))
+        # Logits alone go to the host. Keys of two blocks are copied together, and values apart.
+        assert list(software.copies(lambda: decoder.step(tokens)).values()) == [0, 1, 0, 2]
+        decoder.step(tokens)
+        launched = LAUNCH | {"cuGraphLaunch": len(runners), "cuMemcpy3DAsync": 2}
+        assert software.counted_with_tensorrt(lambda: decoder.step(tokens)) == launched
+        for runner, run in zip(runners, decoder._buffers._steps[2], strict=True):
+            check_apart(runner._engine, run)
+        decoder.keep(0, [])
+        assert (decoder.cache_bytes, software.live()) == (0, empty)  # nor are there graphs for memory that is freed
+        decoder.add(np.ones((1, 99), np.int64), np.array([99]))
+        decoder.step(tokens[:1])
+        # The last block has a table of as many rows:
+        with pytest.raises(InvalidRequest, match=r"input 'lengths' of .*: got 100, expected"):
+            decoder.step(tokens[:1])
+
+
+def check_apart(engine, run):
+    """Check that no two tensors of a run share memory: the driver does not see what a kernel reads and writes."""
+    shapes = (*run.shapes, *engine.output_shapes(run.profile, run.shapes))
+    sizes = [byte_size(spec.datatype, of) for spec, of in zip((*engine.inputs, *engine.outputs), shapes, strict=True)]
+    spans = sorted(zip(run.addresses, sizes, strict=True))
+    assert all(start + size <= following for (start, size), (following, _) in pairwise(spans))
+
+
 def test_prompts_and_single_tokens_have_profiles_of_their_own(bundle):
     shapes = dict(shapes_of(bundle))
     steps = shapes | {"tokens": ((1, 1), (1, 1), (MAX_BATCH_SIZE, 1))}
@@ -252,7 +303,7 @@ def test_a_prompt_that_fails_leaves_the_decoder_as_before(bundle, cache, softwar
 
 def test_texts_are_those_of_the_letters(bundle, runner):
     assert isinstance(bundle.manifest.program, GenerateProgram)
-    program = generator(bundle, bundle.manifest.program, {"full": runner})
+    program = generator(bundle, bundle.manifest.program, {"full": [runner]})
     prompts = ["abc", "de", "xy", "hello"]
     outputs = program.compute(inputs_of(*prompts), Options("full")).outputs
     assert [text.decode() for text in outputs["text"][:, 0]] == list(map(continued, prompts))

@@ -23,8 +23,11 @@ from edge.runtimes.tensorrt.runtime import TensorRt
 from tests.device.engines import reference
 from tests.support import text_model
 from tests.support.in_process import running_here
+from tests.support.letters_blocks import write_letters_in_blocks
+from tests.support.letters_model import NAME as LETTERS
+from tests.support.letters_model import continued
 from tests.support.models import oracle_golden, write_attention_bundle, write_oracle_bundle
-from tests.support.sample_requests import triton_input
+from tests.support.sample_requests import column, triton_input
 from tests.support.server_processes import check_golden, served
 
 TARGET = "tensorrt"
@@ -169,6 +172,30 @@ async def test_mixed_requests_get_correct_responses_and_leak_nothing(engines, tm
             await client.load_model("sentiment")
             question = next(one for one in asked if one.model == "sentiment" and one.tier == "lean")
             assert await ask(client, question) == "lean"
+    assert software.live() == nothing
+    assert not software.error()
+
+
+async def test_a_decoder_in_blocks_writes_the_texts_of_the_whole_and_leaves_no_memory(tmp_path, software):
+    nothing, prompts = software.live(), ["abc", "de", "xy", "hello", "abc" * 20]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(TensorRt, "isolated_build", False)
+        bundle = write_letters_in_blocks(tmp_path / "bundle")
+        for role in bundle.manifest.roles:
+            build(bundle, TARGET, tmp_path / "cache", role=role)
+    async with (
+        running_here(
+            tmp_path, lambda place: write_letters_in_blocks(place / LETTERS), tmp_path / "cache", target=TARGET
+        ) as ready,
+        InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
+    ):
+
+        async def text(prompt):
+            answer = await client.infer(LETTERS, [triton_input("prompt", column(prompt))])
+            return answer.as_numpy("text").item().decode()
+
+        for _ in range(3):  # from the third step on, there are graphs
+            assert await asyncio.gather(*map(text, prompts)) == list(map(continued, prompts))
     assert software.live() == nothing
     assert not software.error()
 

@@ -15,6 +15,7 @@ from edge.pb import inference_pb2_grpc, telemetry_pb2_grpc
 from edge.repository import loader
 from edge.scheduling.scheduler import Scheduler
 from edge.settings import TRANSPORTS, Settings
+from tests.support.letters_blocks import write_letters_in_blocks
 from tests.support.letters_model import NAME as LETTERS
 from tests.support.letters_model import open_letters, write_letters_bundle
 from tests.support.loop_model import NAME, open_loop, write_halving_bundle
@@ -59,6 +60,11 @@ def letters_bundle(tmp_path_factory):
 def letters(letters_bundle, tmp_path_factory):
     with open_letters(letters_bundle, tmp_path_factory.mktemp("cache")) as letters:
         yield letters
+
+
+@pytest.fixture(scope="session")
+def blocks_bundle(tmp_path_factory):
+    return write_letters_in_blocks(tmp_path_factory.mktemp("blocks") / LETTERS)
 
 
 @pytest.fixture(scope="session")

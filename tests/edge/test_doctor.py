@@ -117,7 +117,8 @@ FRAGMENTS = "Node 0, zone Normal 9 9 9 9 9 9 9 9 9 8 0\n"
 SEEN = (RELEASE,)
 NVMAP = "The GPU cannot allocate 4 GiB at once; L4T 36.5 can."
 CONTIGUOUS = (
-    "Decoders of many layers may not build. Add cma=950M to APPEND in /boot/extlinux/extlinux.conf, and restart."
+    "Decoders of many layers may not build: export them with --layers-per-block 6, or add cma=950M to APPEND in "
+    "/boot/extlinux/extlinux.conf and restart."
 )
 CASES = [
     Case("jetpack", "absent", "unknown, L4T unknown", JETPACKS, files={RELEASE: None}),

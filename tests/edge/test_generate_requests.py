@@ -20,6 +20,7 @@ from edge.telemetry.telemetry import request_metrics
 from tests.support.http_requests import ask
 from tests.support.in_process import running_service
 from tests.support.jobs import occupied
+from tests.support.letters_blocks import write_letters_in_blocks
 from tests.support.letters_model import (
     BYTES,
     FAILING,
@@ -43,7 +44,7 @@ from tests.support.metrics import rendered
 from tests.support.models import ORACLE, write_oracle_bundle
 from tests.support.sample_requests import expression
 
-SPELT, LONGER = "spelt", "longer"
+SPELT, LONGER, BLOCKS = "spelt", "longer", "blocks"
 
 
 @pytest.fixture
@@ -53,6 +54,7 @@ async def running(tmp_path):
         write_letters_bundle(repository / SPELT, SPELT, spelling=BYTES)
         # Longer than its graph allows:
         write_letters_bundle(repository / LONGER, LONGER, failing="", positions=2 * POSITIONS)
+        write_letters_in_blocks(repository / BLOCKS, BLOCKS)
         write_halving_bundle(repository / LOOP)
         write_oracle_bundle(repository / "oracle")
 
@@ -92,7 +94,7 @@ async def test_texts_of_a_stream_add_up_to_the_text(running):
         {}, {"late": True}, {"max_tokens": 1}, {"max_tokens": 60}, {"max_tokens": 60, "late": True}, {"stop": "oc"},
         {"temperature": 1.0, "seed": 3, "top_k": 4, "max_tokens": 40}, {"temperature": 1.0, "seed": 4, "late": True},
     ]  # fmt: skip
-    for model, spelling in ((NAME, {}), (SPELT, BYTES)):
+    for model, spelling in ((NAME, {}), (SPELT, BYTES), (BLOCKS, {})):
         streams = [Stream(running, "abc", model=model, **how) for how in ways]
         for how, stream in zip(ways, streams, strict=True):
             request = text_request("abc", **{name: value for name, value in how.items() if name != "late"})

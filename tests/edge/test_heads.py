@@ -19,6 +19,7 @@ from tests.support.commands import mistake, shown
 from tests.support.http_requests import ask
 from tests.support.in_process import running_service
 from tests.support.jobs import occupied
+from tests.support.letters_blocks import write_letters_in_blocks
 from tests.support.letters_model import (
     NAME,
     PROMPT,
@@ -69,6 +70,19 @@ async def test_each_request_of_a_batch_has_its_own_head(running):
     drawn = {"temperature": 1.0, "seed": 3}
     still = text_request(PROMPT, head=ONE, alpha=0, **drawn)
     assert text_of(await running.infer(still)) == text_of(await running.infer(text_request(PROMPT, **drawn)))
+
+
+async def test_a_head_of_a_decoder_in_blocks_is_of_all_its_files(tmp_path):
+    def write(repository):
+        base = write_letters_in_blocks(repository / NAME)
+        write_letters_head(repository / ONE, base, ONE, 1)
+        trained_before = write_letters_in_blocks(tmp_path / "earlier", failing="y")  # in its last block
+        write_letters_head(repository / STALE, trained_before, STALE, 1)
+
+    async with running_service(tmp_path, write) as running:
+        assert text_of(await running.infer(text_request(PROMPT, head=ONE))) == MOVED
+        with pytest.raises(InvalidRequest, match="expected a head of letters 1 with the same weights"):
+            await running.infer(text_request(PROMPT, head=STALE))
 
 
 async def test_an_unloaded_head_closes_after_its_last_text(running):

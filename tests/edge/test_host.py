@@ -19,6 +19,7 @@ from edge.runtimes.build import load_runner
 from edge.runtimes.host import HostDecoder, HostLoop, copying
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from tests.support.decoder_rows import Rows
+from tests.support.letters_model import open_letters
 from tests.support.loop_model import NAME, check_requests_that_join_and_leave, prompt, write_halving_bundle
 from tests.support.models import graph_of, serialized
 
@@ -37,17 +38,34 @@ Actions = st.lists(
 
 @pytest.fixture
 def rows(letters):
-    return Rows(letters._runners["full"].decoder(letters.tensors))
+    (runner,) = letters._runners["full"]
+    return Rows(runner.decoder(letters.tensors))
 
 
 @settings(max_examples=150, deadline=None)
 @given(Actions, st.booleans())
 @example([[40], [3], 1], False)  # a short row makes the cache of a long one grow
 def test_rows_that_join_and_leave_in_any_order_are_as_if_alone(letters, actions, copies):
-    runner = letters._runners["full"]
-    decoder = runner.decoder(letters.tensors)
+    check_actions(letters, actions, copies)
+
+
+@pytest.fixture(scope="module")
+def blocks(blocks_bundle, tmp_path_factory):
+    with open_letters(blocks_bundle, tmp_path_factory.mktemp("cache")) as blocks:
+        yield blocks
+
+
+@settings(max_examples=50, deadline=None)
+@given(Actions, st.booleans())
+def test_blocks_have_the_logits_of_the_whole(blocks, actions, copies):
+    check_actions(blocks, actions, copies)
+
+
+def check_actions(program, actions, copies):
+    first, *further = program._runners["full"]
+    decoder = first.decoder(program.tensors, *further)
     if copies:  # as for runners whose arrays are not on the host
-        decoder = HostDecoder(runner, letters.tensors, copying(runner))
+        decoder = HostDecoder([(runner, copying(runner)) for runner in (first, *further)], program.tensors)
     rows = Rows(decoder)
     for action in actions:
         if isinstance(action, list):

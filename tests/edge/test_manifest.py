@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from edge.bundles import manifest_file, rules
 from edge.bundles.bundle import Bundle
@@ -21,6 +22,7 @@ from edge.runtimes.build import load_runner
 from edge.scheduling.tier_selection import accuracies, is_as_accurate
 from tests.data.make_broken_bundles import HEAD, MEASURED, PREDICTION, Good
 from tests.support import text_model, text_pair_model
+from tests.support.letters_blocks import HIDDEN, STATES
 from tests.support.letters_model import MAX_BATCH_SIZE, POSITIONS
 from tests.support.models import DATA, oracle_manifest
 
@@ -179,10 +181,12 @@ def test_version_1_is_upgraded_in_memory(tmp_path):
 
 
 def part(schema, older):
-    """Return the part of a JSON Schema that an older one has, too, but all that is required."""
+    """Return the part of a JSON Schema that an older one has, too, but all that is required; limits may be higher."""
     if isinstance(schema, dict) and isinstance(older, dict):
+        found = {name: schema.get(name) for name in older}
+        higher = {name for name in ("maxItems", "maxProperties") if name in older and found[name] > older[name]}
         return {
-            name: schema.get(name) if name == "required" else part(schema.get(name), value)
+            name: found[name] if name == "required" else value if name in higher else part(found[name], value)
             for name, value in older.items()
         }
     if isinstance(schema, list) and isinstance(older, list):
@@ -287,7 +291,7 @@ def cache(datatype, *shape):
         (preprocess(max_length=POSITIONS), "preprocess max_length: got 100, expected less than positions (100)"),
         (
             program(cache=(CacheTensor(past="past_key", new="new_key"),) * 2),
-            "generate cache: got ['new_key', 'new_key', 'past_key', 'past_key'], expected each name once",
+            f"generate tensor: got 'new_key', {ONCE}",
         ),
         (
             artifact(lambda one: changed(one, golden=None)),
@@ -311,6 +315,90 @@ def test_each_rule_names_the_field(letters_bundle, change, message):
     rules.check(letters_bundle.manifest, "m")
     with pytest.raises(BundleError, match=re.escape(message)):
         rules.check(change(letters_bundle.manifest), "m")
+
+
+def block(number, **fields):
+    """Change fields of the file of a block, which is one more than ``number``; those of its tensors by their names."""
+
+    def apply(manifest):
+        (tier,) = manifest.tiers
+        blocks = list(tier.artifacts)
+        blocks[number] = changed(blocks[number], **fields)
+        return changed(manifest, tiers=(changed(tier, artifacts=tuple(blocks)),))
+
+    return apply
+
+
+def states(datatype, width):
+    """Give the states that the second block reads another datatype and width."""
+
+    def apply(manifest):
+        second = manifest.tiers[0].artifacts[1]
+        specs = tuple(
+            TensorSpec("states_1", datatype, (-1, -1, width)) if of == STATES[0] else of for of in second.inputs
+        )
+        shape = Profile(*((*shape[:2], width) for shape in astuple(second.profile["states_1"])))
+        return block(1, inputs=specs, profile={**second.profile, "states_1": shape})(manifest)
+
+    return apply
+
+
+def fewer_tokens(manifest):
+    second = manifest.tiers[0].artifacts[1]
+    least, usual, (rows, tokens, width) = astuple(second.profile["states_1"])
+    profile = Profile(min=least, opt=usual, max=(rows, tokens - 1, width))
+    return block(1, profile={**second.profile, "states_1": profile})(manifest)
+
+
+def read_twice(manifest):
+    """Let the last block read a part of the cache that the second one has."""
+    _, second, last = manifest.tiers[0].artifacts
+    value = next(spec for spec in second.inputs if spec.name == "past_value")
+    profile = {**last.profile, "past_value": second.profile["past_value"]}
+    return block(2, inputs=(*last.inputs, value), profile=profile)(manifest)
+
+
+def without_the_second(manifest):
+    (tier,) = manifest.tiers
+    first, _, last = tier.artifacts
+    return changed(manifest, tiers=(changed(tier, artifacts=(first, last)),))
+
+
+def one_more(manifest):
+    (tier,) = manifest.tiers
+    more = changed(tier.artifacts[0], role="backbone-4", file="more.onnx", golden="more.npz")
+    files = dict.fromkeys(("more.onnx", "more.npz"), manifest.files["golden.npz"])
+    tiers = (changed(tier, artifacts=(*tier.artifacts, more)),)
+    return changed(manifest, tiers=tiers, files={**manifest.files, **files})
+
+
+CACHES = f"{FILE}, caches of the blocks: got"
+PARTS = "expected parts of ['past_key', 'past_value', 'past_again'], in this order"
+WIDTH = "expected FP32 [-1, -1, width], as the other block has it"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without_the_second, "got ['backbone-1', 'backbone-3'], expected 'backbone-2' among them"),
+        (program(hidden=HIDDEN[:1]), f"{CACHES} [['past_key'], ['past_value']], {PARTS}"),
+        (
+            lambda manifest: block(1, role="backbone-1")(block(0, role="backbone-2")(manifest)),
+            f"{CACHES} [['past_value'], ['past_key'], ['past_again']], {PARTS}",
+        ),
+        (read_twice, f"{CACHES} [['past_key'], ['past_value'], ['past_value', 'past_again']], {PARTS}"),
+        (program(hidden=HIDDEN[::-1]), f"{FILE}: got ['new_key', 'states_1'], expected the outputs ['new_key', 'st"),
+        (states("FP32", 3), f"{FILE}, states 'states_1': got ('FP32', (-1, -1, 3)), {WIDTH}"),
+        (states("FP16", 2), f"{FILE}, states 'states_1': got ('FP16', (-1, -1, 2)), {WIDTH}"),
+        (fewer_tokens, f"{FILE}, rows, tokens and places: got [[(1, 1, 1), (2, 8, 32), (4, 98, 128)]], expected [[(1"),
+        (program(hidden=("logits", "states_2")), f"generate tensor: got 'logits', {ONCE}"),
+        (one_more, f"{FILE}, role: got 'backbone-4', expected one of ['backbone-1', 'backbone-2', 'backbone-3']"),
+    ],
+)
+def test_blocks_fit_together(blocks_bundle, change, message):
+    rules.check(blocks_bundle.manifest, "m")
+    with pytest.raises(BundleError, match=re.escape(message)):
+        rules.check(change(blocks_bundle.manifest), "m")
 
 
 def test_text_needs_a_model_with_batches(letters_bundle):

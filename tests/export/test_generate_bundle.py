@@ -94,11 +94,15 @@ def test_the_graph_of_each_kind_computes_the_logits_of_the_library(kind):
     with torch.no_grad():
         expected = model(ids).logits  # before the attention is replaced
         graph = DecoderGraph(model)
-        past = [torch.zeros(2, heads, 1, graph.width) for _, _, heads in graph.caches()]
-        for start, end in ((0, 5), (5, 9)):
-            lengths, last = (torch.full((2, 1), number) for number in (start, end - start - 1))
-            logits, *past = graph(ids[:, start:end], lengths, last, *past)
-            torch.testing.assert_close(logits, expected[:, end - 1], rtol=1e-4, atol=1e-5)
+        for blocks in ([graph], graph.blocks(1)):
+            past = [[torch.zeros(2, heads, 1, of.width) for _, _, heads in of.caches()] for of in blocks]
+            for start, end in ((0, 5), (5, 9)):
+                lengths, last = (torch.full((2, 1), number) for number in (start, end - start - 1))
+                passed = ids[:, start:end]
+                for number, block in enumerate(blocks):
+                    columns = (lengths, last)[: len(block.columns)]
+                    passed, *past[number] = block(passed, *columns, *past[number])
+                torch.testing.assert_close(passed, expected[:, end - 1], rtol=1e-4, atol=1e-5)
 
 
 def test_texts_of_100_prompts_are_those_of_the_library(directory, repository):
@@ -146,7 +150,7 @@ def test_int8_leaves_a_product_in_fp32_whose_input_one_unit_dominates(directory)
         layer.c_fc.bias[0] = 1000.0
         layer.c_proj.weight[0] *= 1e-6
     tokens = np.random.default_rng(0).integers(1, 27, (4, 12)).tolist()
-    file = decoders_of(DecoderGraph(model), len(LETTERS), 64, tokens).models[f"{FULL}-int8.onnxruntime.int8.onnx"]
+    file = decoders_of([DecoderGraph(model)], len(LETTERS), 64, tokens).models[f"{FULL}-int8.onnxruntime.int8.onnx"]
     graph = onnx.load_from_string(file.data).graph
     weights = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     assert sum(node.op_type == "MatMulInteger" for node in graph.node) == 7  # of four in each of two layers

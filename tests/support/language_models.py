@@ -79,7 +79,7 @@ def tiny_of(model_type, tokenizer, positions=64, layers=2):
     torch.manual_seed(0)
     fields = {"hidden_size": 32, **TYPES[model_type]}
     if "layer_types" in fields:
-        fields["layer_types"] = fields["layer_types"][:layers]
+        fields["layer_types"] = (fields["layer_types"] * layers)[:layers]
     config = AutoConfig.for_model(
         model_type, vocab_size=tokenizer.size, intermediate_size=48, num_hidden_layers=layers,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=positions, initializer_range=0.3,

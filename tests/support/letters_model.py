@@ -88,6 +88,11 @@ def tokenizer_of(spelling, *, byte_fallback=False):
     return tokenizer
 
 
+def faults_of(failing):
+    """Return what is added to the logits after each letter."""
+    return np.array([np.nan if letter in failing else 0 for letter in LETTERS], np.float32)
+
+
 def write_letters_bundle(
     directory, name=NAME, *, spelling=MappingProxyType({}), byte_fallback=False, failing=FAILING, **changes
 ):
@@ -96,12 +101,11 @@ def write_letters_bundle(
     ``changes`` are fields of its program. With more ``positions`` the graph stays as it is: a step fails if any of its
     rows is longer than it allows. After the letters of ``failing``, logits are not numbers.
     """
-    faults = np.zeros(len(LETTERS), np.float32)
-    faults[[LETTERS.index(letter) for letter in failing]] = np.nan
     constants = {
         "ends": np.array([1, 3]), "axis": np.array([1]), "zero": np.int64(0), "one": np.int64(1),
         "two": np.float32(2), "count": np.float32(27), "vocabulary": np.arange(27, dtype=np.float32)[None],
-        "faults": faults, "two_by_three": np.array([1, 2, 1, 3]), "offsets": np.zeros(POSITIONS, np.float32),
+        "faults": faults_of(failing), "two_by_three": np.array([1, 2, 1, 3]),
+        "offsets": np.zeros(POSITIONS, np.float32),
     }  # fmt: skip
     shapes = {"key": (-1, 1, -1, 1), "value": (-1, 2, -1, 3)}
     cache = [TensorSpec(f"{when}_{kind}", "FP32", shape) for when in ("past", "new") for kind, shape in shapes.items()]
@@ -168,14 +172,15 @@ def write_letters_bundle(
 
 @contextmanager
 def open_letters(bundle, cache):
-    runner = load_runner(bundle, "onnxruntime", cache, role="backbone").runner
     assert isinstance(bundle.manifest.program, GenerateProgram)
-    program = generator(bundle, bundle.manifest.program, {"full": runner})
+    runners = [load_runner(bundle, "onnxruntime", cache, role=role).runner for role in bundle.manifest.roles]
+    program = generator(bundle, bundle.manifest.program, {"full": runners})
     try:
         yield program
     finally:
         program.close()
-        runner.close()
+        for runner in runners:
+            runner.close()
 
 
 def inputs_of(*prompts):
@@ -241,10 +246,9 @@ def write_letters_head(directory, base, name, shift, *, usual_alpha=1.0, version
         tolerance=Tolerance(atol=1e-4, rtol=0), profile=profile, outputs=(TensorSpec("moved", "FP32", (-1, -1)),),
         inputs=tuple(TensorSpec(field, "FP32", shape) for field, shape in shapes.items()),
     )  # fmt: skip
-    full = base.manifest.tiers[0].artifacts[0].file
     fields = ("logits", "alpha", "moved", "keys", "values", "temperatures")
     program = HeadProgram(
-        base=HeadBase(name=base.manifest.name, version=base.manifest.version, sha256=base.manifest.files[full].sha256),
+        base=HeadBase(name=base.manifest.name, version=base.manifest.version, sha256=base.manifest.weights_sha256),
         tensors="tensors.npz", usual_alpha=usual_alpha, **dict(zip(fields, fields, strict=True)),
     )  # fmt: skip
     manifest = manifest_of(

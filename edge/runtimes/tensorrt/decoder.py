@@ -1,7 +1,8 @@
 """Decoders in TensorRT: keys and values in device memory, which the engine reads where they are.
 
 The engine writes new entries one behind the other, and copies within the device take them to their places. Only tokens
-and lengths come from the host, in memory that the device reads itself, and only logits go there.
+and lengths come from the host, in memory that the device reads itself, and only logits go there. A decoder in blocks
+has an engine for each, in one stream, and what one computes for the next stays on the device.
 """
 
 from __future__ import annotations
@@ -97,31 +98,39 @@ class Entries:
 class DecoderBuffers:
     """The memory of one decoder on the device and on the host, for the most rows of any profile.
 
+    Args:
+        model: of the first block; it owns the memory.
+        engines: of the blocks, in their order.
+
     Raises:
         pycuda.driver.MemoryError: the device has too little memory. Nothing stays allocated.
     """
 
-    def __init__(self, model: TensorRtModel, shared: SharedDevice, engine: Engine, tensors: DecoderTensors) -> None:
-        self._model, self._shared, self._engine, self.tensors = model, shared, engine, tensors
+    def __init__(
+        self, model: TensorRtModel, shared: SharedDevice, engines: Sequence[Engine], tensors: DecoderTensors
+    ) -> None:
+        self._model, self._shared, self._engines, self.tensors = model, shared, engines, tensors
         self.free = True
-        specs = {spec.name: spec for spec in (*engine.inputs, *engine.outputs)}
-        # One profile may be for prompts and one for single tokens: what is least fits all of them.
-        prompts, caches = engine.ranges(tensors.tokens), engine.ranges(tensors.cache[0][0])
+        specs = {spec.name: spec for engine in engines for spec in (*engine.inputs, *engine.outputs)}
+        # One profile may be for prompts and one for single tokens: what is least fits all of them, and all blocks.
+        prompts, caches = engines[0].ranges(tensors.tokens), engines[0].ranges(tensors.cache[0][0])
         self.least_rows, self.most_rows = max(r.least[0] for r in prompts), max(r.most[0] for r in prompts)
         self.least_tokens, self.most_tokens = min(r.least[1] for r in prompts), max(r.most[1] for r in prompts)
         self.least_places, self.most_places = max(r.least[2] for r in caches), max(r.most[2] for r in caches)
         self._past = groups_of(specs[past] for past, _ in tensors.cache)
         self._new = groups_of(specs[new] for _, new in tensors.cache)
+        self._widths = {name: specs[name].shape[2] for name in tensors.hidden}
         rows, vocabulary = self.most_rows, specs[tensors.logits].shape[1]
         step = Entries(self._new, rows, 1)
         indices = [aligned(count * _INDEX.itemsize) for count in (rows * self.most_tokens, rows, rows, rows, rows)]
         logits_bytes = rows * vocabulary * _NUMBER.itemsize
         memory, mapped, host = model.own_all(
-            lambda: shared.device.allocate(aligned(logits_bytes) + step.size_bytes),
+            lambda: shared.device.allocate(aligned(logits_bytes) + step.size_bytes + self._hidden_bytes(rows)),
             lambda: shared.device.allocate_host(sum(indices), mapped=True),
             lambda: shared.device.allocate_host(logits_bytes),
         )
         self._logits, self.new = memory.address, step.at(memory.address + aligned(logits_bytes))
+        self._hidden = memory.address + aligned(logits_bytes) + step.size_bytes
         ends = np.cumsum(indices).tolist()
         starts = [0, *ends[:-1]]
         self._addresses = [mapped.address + start for start in starts]
@@ -134,7 +143,7 @@ class DecoderBuffers:
         self.cache = Entries(self._past, rows, 0)
         self._memory: Memory | None = None  # of the cache
         self._prompt_memory: Memory | None = None  # of new entries
-        self._steps: dict[int, Enqueued] = {}  # by the number of rows
+        self._steps: dict[int, list[Enqueued]] = {}  # of the blocks, by the number of rows
         self.done = shared.device.event()
 
     @property
@@ -187,7 +196,8 @@ class DecoderBuffers:
         old, self.cache, self._memory = self._memory, cache, memory
         self._steps.clear()
         if old:
-            self._engine.forget(old)
+            for engine in self._engines:
+                engine.forget(old)
             self._model.disown(old)
 
     def run_prompts(self, count: int, longest: int) -> Entries:
@@ -198,12 +208,16 @@ class DecoderBuffers:
         shared, names = self._shared, self.tensors
         self.free_prompts()  # of a call that failed
         new, past = Entries(self._new, count, longest), Entries(self._past, count, self.least_places)
-        memory = self._prompt_memory = self._model.own(shared.device.allocate(new.size_bytes + past.size_bytes))
+        size = new.size_bytes + past.size_bytes
+        memory = self._prompt_memory = self._model.own(
+            shared.device.allocate(size + self._hidden_bytes(count * longest))
+        )
         new, past = new.at(memory.address), past.at(memory.address + new.size_bytes)
         shared.device.clear(memory.address + new.size_bytes, past.size_bytes, shared.compute)
         prompts, last, zeros, _, _ = self._addresses
         addresses = {names.tokens: prompts, names.lengths: zeros, names.last: last}
-        self._enqueue(self._run(addresses, past, new, count, longest), count, recurs=False)
+        runs = self._runs(addresses, past, new, memory.address + size, count, longest)
+        self._enqueue(runs, count, recurs=False)
         return new
 
     def free_prompts(self) -> None:
@@ -214,27 +228,40 @@ class DecoderBuffers:
 
     def run_step(self, rows: int) -> None:
         """Enqueue a step of some rows, and the copy of their logits."""
-        run = self._steps.get(rows)
-        if run is None:
+        runs = self._steps.get(rows)
+        if runs is None:
             names = self.tensors
             _, _, zeros, tokens, lengths = self._addresses
             addresses = {names.tokens: tokens, names.lengths: lengths, names.last: zeros}
-            run = self._steps[rows] = self._run(addresses, self.cache, self.new, rows, 1)
-        self._enqueue(run, rows, recurs=True)
+            runs = self._steps[rows] = self._runs(addresses, self.cache, self.new, self._hidden, rows, 1)
+        self._enqueue(runs, rows, recurs=True)
 
-    def _run(self, addresses: Mapping[str, int], past: Entries, new: Entries, rows: int, tokens: int) -> Enqueued:
+    def _runs(
+        self, addresses: Mapping[str, int], past: Entries, new: Entries, hidden: int, rows: int, tokens: int
+    ) -> list[Enqueued]:
+        """Return the run of each block; ``hidden`` is the address of what passes between them."""
         names, column = self.tensors, (rows, 1)
         shapes: dict[str, Shape] = {names.tokens: (rows, tokens), names.lengths: column, names.last: column}
         shapes |= past.shapes(rows)
-        cache = {**past.addresses(), **new.addresses()}
-        return self._engine.run_of(shapes, {**addresses, **cache, names.logits: self._logits})
+        shapes |= {name: (rows, tokens, width) for name, width in self._widths.items()}
+        addresses = {**addresses, **past.addresses(), **new.addresses(), names.logits: self._logits}
+        # A block reads one half of this memory, and writes the other one.
+        half = self._hidden_bytes(rows * tokens) // 2
+        addresses |= {name: hidden + number % 2 * half for number, name in enumerate(names.hidden)}
+        return [engine.run_of(shapes, addresses) for engine in self._engines]
 
-    def _enqueue(self, run: Enqueued, rows: int, *, recurs: bool) -> None:
+    def _hidden_bytes(self, tokens: int) -> int:
+        return 2 * aligned(tokens * max(self._widths.values(), default=0) * _NUMBER.itemsize)
+
+    def _enqueue(self, runs: Sequence[Enqueued], rows: int, *, recurs: bool) -> None:
         shared = self._shared
         target = self.logits[:rows].reshape(-1).view(np.uint8)
-        self._engine.enqueue(
-            run, after=lambda _: shared.device.copy_out(target, self._logits, shared.compute), recurs=recurs
-        )
+
+        def fetch(_: int) -> None:
+            shared.device.copy_out(target, self._logits, shared.compute)
+
+        for engine, run in zip(self._engines, runs, strict=True):
+            engine.enqueue(run, after=fetch if engine is self._engines[-1] else None, recurs=recurs)
 
 
 class TensorRtDecoder:
@@ -242,13 +269,13 @@ class TensorRtDecoder:
 
     A step computes a number of rows that is a power of two, so that few graphs are enough. The cache is 0 behind the
     end of each row: the engine multiplies these places by 0, and a NaN of an earlier row would stay one.
-    ``check`` raises an InvalidRequest for indices outside their tables, by the inputs' names.
+    ``checks``, one of each block, raise an InvalidRequest for indices outside their tables, by the inputs' names.
     """
 
     def __init__(
-        self, model: TensorRtModel, buffers: DecoderBuffers, check: Callable[[Mapping[str, Array]], None]
+        self, model: TensorRtModel, buffers: DecoderBuffers, checks: Sequence[Callable[[Mapping[str, Array]], None]]
     ) -> None:
-        self._model, self._buffers, self._check = model, buffers, check
+        self._model, self._buffers, self._checks = model, buffers, checks
         self._rows = 0
         with model.working():
             buffers.shrink(0, 0)
@@ -320,6 +347,10 @@ class TensorRtDecoder:
             buffers.done.synchronize()
         lengths += 1
         return buffers.logits[:rows]
+
+    def _check(self, feeds: Mapping[str, Array]) -> None:
+        for check in self._checks:
+            check(feeds)
 
     def _copy(
         self, shared: SharedDevice, source: Entries, move: tuple[int, int], *, rows: int = 1, position: int, places: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping
+from contextlib import ExitStack
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -214,14 +215,16 @@ class TensorRtRunner(TensorRtModel):
                 self._loops.append(buffers)
             return TensorRtLoop(self, buffers)
 
-    def decoder(self, tensors: DecoderTensors) -> TensorRtDecoder:
+    def decoder(self, tensors: DecoderTensors, *further: TensorRtRunner) -> TensorRtDecoder:
         """Return a decoder without rows; see :meth:`edge.runner.Runner.decoder`. It reuses a dropped one's buffers."""
-        with self.working() as (shared, engine):
+        blocks = (self, *further)
+        with ExitStack() as stack:
+            opened = [stack.enter_context(block.working()) for block in blocks]
             buffers = next((each for each in self._decoders if each.free and each.tensors == tensors), None)
             if not buffers:
-                buffers = DecoderBuffers(self, shared, engine, tensors)
+                buffers = DecoderBuffers(self, opened[0][0], [engine for _, engine in opened], tensors)
                 self._decoders.append(buffers)
-            return TensorRtDecoder(self, buffers, self._check_indices)
+            return TensorRtDecoder(self, buffers, [block._check_indices for block in blocks])
 
     def _allocate(self, shared: SharedDevice, engine: Engine) -> None:
         sizes, mapped_bytes = engine.largest(), self._mapped_bytes

@@ -126,9 +126,8 @@ class TrainedHead(NamedTuple):
         axes = {name: {axis: of for axis, of in enumerate(named) if of != "one"} for name, named in _AXES.items()}
         data = to_onnx(FoldedHead(), {key: torch.from_numpy(of) for key, of in example.items()}, ["moved"], axes)
         part = golden_of(FoldedHead(), example, ["moved"])
-        model = manifest.files[manifest.tiers[0].artifacts[0].file]
         program = HeadProgram(
-            base=HeadBase(name=manifest.name, version=manifest.version, sha256=model.sha256),
+            base=HeadBase(name=manifest.name, version=manifest.version, sha256=manifest.weights_sha256),
             tensors=_TENSORS,
             logits="logits",
             alpha="alpha",
@@ -186,7 +185,7 @@ def _base_manifest(base: Path, identity: BaseIdentity, vocabulary: int) -> Manif
     if not isinstance(manifest.program, GenerateProgram):
         given, fix = Raw("no such model"), "Export it with 'fewheads language export'."
         raise UsageError(f"base {base}", given=given, expected="a bundle that generates text", fix=fix)
-    outputs = manifest.tensors(manifest.tiers[0].artifacts[0]).outputs
+    outputs = [spec for file in manifest.tiers[0].artifacts for spec in manifest.tensors(file).outputs]
     logits = next(spec for spec in outputs if spec.name == manifest.program.logits)
     if not is_origin(manifest.provenance.trainer, identity) or logits.shape[1] != vocabulary:
         given, fix = Raw(manifest.provenance.trainer), "Give a bundle of the head's own model."
