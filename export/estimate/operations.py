@@ -16,8 +16,8 @@ from export.estimate.work import ITEM_BYTES, Kernel, Work
 
 #: At most the values of a constant from which a shape may follow.
 _FEW_BYTES = 4096
-#: Operators with products that are not counted.
-_UNCOUNTED = {"Attention", "ConvInteger", "ConvTranspose", "DeformConv", "Einsum"}
+#: Operators with products that are not counted: those of a branch depend on the input.
+_UNCOUNTED = {"Attention", "ConvInteger", "ConvTranspose", "DeformConv", "Einsum", "If"}
 _UNCOUNTED |= {"MatMulInteger", "QLinearConv", "QLinearMatMul"}
 _MEASURE = "Measure this model on a board: fewheads bench."
 _PRECISIONS = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16"}
