@@ -108,9 +108,12 @@ class Classifiers(NamedTuple):
         for run in opened:
             model = _WithOffsets(run.head) if by_token else run.head
             golden, golden_file = golden_of(model, inputs.golden, names), f"{run.tier}.golden.npz"
-            precisions = PRECISIONS if run.is_plain else PRECISIONS[:-1]
-            options = {"name": run.tier, "runtimes": self.artifacts, "precisions": precisions}
-            exported = export_tier(model, golden, inputs.calibration, **options)
+            exported = export_tier(
+                *(model, golden, inputs.calibration),
+                name=run.tier,
+                runtimes=self.artifacts,
+                precisions=PRECISIONS if run.is_plain else PRECISIONS[:-1],
+            )
             files |= {golden_file: replaced(golden, raw=inputs.raw), **files_of(exported)}
             tiers += tiers_of(run.tier, exported, golden_file, run.space)
             measures += source.measures(run, exported, on_rows)

@@ -71,6 +71,11 @@ def compare(
                 raise UsageError("--only", given=name, expected=expected, fix=fix)
         chosen = [name for name in MECHANISMS if not names or name in (FULL, *names)]
         recipe = FinetuningRecipe(epochs=epochs, peak_learning_rate=lr, precision=precision)
-        options = {"limit": limit, "seeds": seeds, "device": device, "keep_runs": keep_runs}
-        experiment = Mechanisms(run, data_dir, out, chosen, recipe, **options)
+        experiment = Mechanisms(
+            *(run, data_dir, out, chosen, recipe),
+            limit=limit,
+            seeds=seeds,
+            device=device,
+            keep_runs=keep_runs,
+        )
     run_experiment(experiment, out, plots=False, as_json=as_json)
