@@ -16,8 +16,8 @@ from export.estimate.work import ITEM_BYTES, Kernel, Work
 
 #: At most the values of a constant from which a shape may follow.
 _FEW_BYTES = 4096
-#: Operators with products that are not counted: those of a branch depend on the input.
-_UNCOUNTED = {"Attention", "ConvInteger", "ConvTranspose", "DeformConv", "Einsum", "If"}
+#: Operators with products that are not counted.
+_UNCOUNTED = {"Attention", "ConvInteger", "ConvTranspose", "DeformConv", "Einsum"}
 _UNCOUNTED |= {"MatMulInteger", "QLinearConv", "QLinearMatMul"}
 _MEASURE = "Measure this model on a board: fewheads bench."
 _PRECISIONS = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16"}
@@ -46,7 +46,9 @@ class ModelWork:
             given, expected = f"operators of {foreign}", "standard ONNX operators, as in files for TensorRT"
             fix = "Export the bundle with --artifacts tensorrt too."
             raise BundleError(subject, given=Raw(given), expected=expected, fix=fix)
-        uncounted = next((node.op_type for node in graph.node if node.op_type in _UNCOUNTED), None)
+        uncounted = next(
+            (node.op_type for node in graph.node if node.op_type in _UNCOUNTED or _has_products(node)), None
+        )
         if uncounted:
             given, expected = f"the operator {uncounted}", f"products by {', '.join(PRODUCTS)}"
             raise BundleError(subject, given=Raw(given), expected=expected, fix=_MEASURE)
@@ -92,6 +94,11 @@ class ModelWork:
                     tensor.raw_data = self._weights[tensor.name]
             _add_computed_shapes(model)
         return model
+
+
+def _has_products(node: NodeProto) -> bool:
+    """Return whether a node has a graph of its own with products: how often they run depends on the input."""
+    return any(inner.op_type in PRODUCTS for attribute in node.attribute for inner in attribute.g.node)
 
 
 def _is_fixed(value: ValueInfoProto) -> bool:

@@ -92,7 +92,7 @@ def attentions_run(data, row, directory):
 def test_scores_and_branches_compile(bundle, place):
     for name in MECHANISMS:
         built = build(bundle, "tensorrt-rtx:SM86", place / "cache", tier=name)
-        assert built.record.engine.attention_blocks == 2, name
+        assert (built.record.engine.attention_blocks, built.record.engine.attention_fused) == (2, True), name
 
 
 def test_other_commands_refuse_such_a_run(bundle, place):
