@@ -41,10 +41,10 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 class HeadUse(msgspec.Struct, frozen=True):
-    """Use of a model's heads on some rows.
+    """Use of a model's heads, or of its layers, on some rows.
 
     Attributes:
-        kept: mean share of the coordinates in use.
+        kept: mean share of the coordinates, or layers, in use.
         score: mean score; None for a model without scores.
         spread: share of a head's variance of scores that is between inputs; 0 if they are the same for all inputs.
     """
