@@ -30,6 +30,7 @@ from tests.support.imports import EXPORT_ORDER, ORDER
 
 ROOT = Path(__file__).parent.parent
 DEPLOY, REDUCTION = ROOT / "deploy", ROOT / "export" / "reduce"
+GLUE = ROOT / "export/papers/frontier/RESULTS.md"
 README = (ROOT / "README.md").read_text()
 SERVER = (ROOT / "edge" / "README.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
@@ -170,10 +171,10 @@ def test_the_limits_page_computes_what_it_says():
         assert re.findall(r"\d\.\d{2}", row) == [f"{ratio:.2f}" for ratio in ratios]
 
 
-def test_the_measured_table_of_the_readme_is_that_of_the_report():
+def test_the_measured_table_of_glue_is_that_of_the_report():
     report = (ROOT / "export/papers/frontier/results/report.md").read_text()
     table = report.split("| model |")[1].split("\n\n")[0]
-    assert f"| model |{table}\n" in README
+    assert f"| model |{table}\n" in GLUE.read_text()
 
 
 def test_the_ratio_of_looped_models_in_the_readme_is_that_of_their_page():
@@ -191,7 +192,7 @@ def test_the_speeds_on_an_orin_are_those_of_the_record():
     published = [speeds[tier][32, 1] for tier in tiers]
     planned = [speeds[f"{tier}, planned for 32 tokens, batch 1"][32, 1] for tier in tiers]
     uniform, first = speeds["third-uniform"], speeds["third-first-layers"][32, 1]
-    limits, readme = (" ".join(page.split()) for page in ((REDUCTION / "LIMITS.md").read_text(), README))
+    limits, glue = (" ".join(page.read_text().split()) for page in (REDUCTION / "LIMITS.md", GLUE))
     assert f"is {uniform[32, 1]:.2f} times as fast at 32 tokens and {uniform[128, 1]:.2f} times at 128" in limits
     third = speeds["third"]
     assert f"the searched third {third[32, 1]:.2f} and {third[128, 1]:.2f} times" in limits
@@ -199,8 +200,8 @@ def test_the_speeds_on_an_orin_are_those_of_the_record():
         assert f"| {tier} | {here:.2f} | {there:.2f} |" in limits
     assert f"are predicted to be {first:.2f} times as fast" in limits
     for found, text in ((published, "predicted to reach {}, {} and {}×."), (planned, "to reach {}, {} and {}× there")):
-        assert text.format(*(f"{speed:.1f}" for speed in found)) in readme
-    assert f"The first two of six layers are predicted to reach {first:.1f}×" in readme
+        assert text.format(*(f"{speed:.1f}" for speed in found)) in glue
+    assert f"The first two of six layers are predicted to reach {first:.1f}×" in glue
 
 
 def test_the_errors_of_predictions_are_those_of_the_fit():
@@ -325,7 +326,7 @@ SERVED = {
         "a table with `question`, `context` and `answer`, or SQuAD's `.json`",
     ),
     "tasks_images.py::test_exported_run_reads_files_as_it_was_trained": ("images", "Image models"),
-    "papers_looped_runs.py::test_tiers_of_a_bundle_compute_the_loops_of_their_runs": ("Looped models",),
+    "papers_looped_runs.py::test_tiers_of_bundles_compute_what_their_runs_do": ("Looped models",),
     "tests/system/test_calculator.py::test_the_gate_is_right_on_all_items_after_rounding": ("The calculators",),
 }
 

@@ -47,10 +47,10 @@ def turns(keys: Sequence[K], number: int) -> Sequence[K]:
     return random.Random(number).sample(keys, len(keys))
 
 
-def seconds_in_turns(functions: Mapping[K, Callable[[], object]], calls: int, warm_up: int = WARM_UP) -> dict[K, Array]:
+def seconds_in_turns(functions: Mapping[K, Callable[[], object]], calls: int) -> dict[K, Array]:
     """Return the seconds of each function, call by call, [calls], after uncounted calls."""
     seconds: dict[K, Array] = {key: np.zeros(calls) for key in functions}
-    for call in range(-warm_up, calls):
+    for call in range(-WARM_UP, calls):
         for key in turns(list(functions), call):
             started = time.perf_counter()
             functions[key]()

@@ -57,11 +57,6 @@ class Quota:
         self._shares: dict[Share, None] = {}  # in the order of their connections
         self._sweeping: asyncio.TimerHandle | None = None
 
-    @property
-    def connections(self) -> int:
-        """The number of open connections, including those that shake hands."""
-        return len(self._shares)
-
     def connections_of_ports(self) -> Counter[str]:
         """Return the number of open connections of each port that has some; threads may call it."""
         return Counter(share.port for share in list(self._shares))

@@ -113,7 +113,10 @@ class Messages:
         return len(self._buffer)
 
     def feed(self, data: bytes, hold: Callable[[int], bool]) -> list[bytes | Packed]:
-        """Return the messages that these bytes complete; ``hold`` admits each that is not small, or it is refused."""
+        """Return the messages that these bytes complete; ``hold`` admits each that is not small, or it is refused.
+
+        One that came alone, and in several pieces, is the buffer itself: to copy 60 MB stops the event loop for 25 ms.
+        """
         if self._length < 0 and not self._buffer and len(data) >= PREFIX_BYTES:  # most messages arrive in one piece
             self._begin(data, 0, hold)
             if len(data) - PREFIX_BYTES == self._length:
@@ -129,6 +132,10 @@ class Messages:
                 self._begin(self._buffer, at, hold)
                 at += PREFIX_BYTES
             if len(self._buffer) - at < self._length:
+                break
+            if len(self._buffer) == self._length:  # then ``at`` is 0
+                whole, self._buffer = self._buffer, bytearray()
+                messages.append(self._end(whole))  # type: ignore[arg-type]  # protobuf and zlib read either
                 break
             with memoryview(self._buffer) as view:
                 message = view[at : at + self._length].tobytes()

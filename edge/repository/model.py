@@ -155,9 +155,7 @@ class Model:
     def measure(self) -> None:
         """Measure the latency of each tier for one golden row, or the whole golden set where it has no rows."""
         for name, executor in self.executors.items():
-            inputs = self.golden_row(name)
-            for _ in range(_MEASURED_RUNS):
-                executor.measure(inputs)
+            executor.measure(self.golden_row(name), _MEASURED_RUNS)
 
     def golden_row(self, tier: str) -> dict[str, Array]:
         """Return golden inputs of a tier: one row, or the whole set where it has no rows."""

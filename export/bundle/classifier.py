@@ -12,9 +12,12 @@ from torch import Tensor, nn
 
 from edge.bundles.image import ImagePreprocessor
 from edge.bundles.manifest import Manifest, Measure, Tier
+from edge.bundles.programs import CascadeProgram
 from edge.bundles.steps import ImagePreprocess
 from edge.errors import Raw, UsageError
+from edge.programs.program import AUTO
 from export.bundle.accuracy import in_tier, int8_measures
+from export.bundle.cascade import cascade
 from export.bundle.clients import (
     GOLDEN_ROWS,
     ClientInputs,
@@ -25,6 +28,7 @@ from export.bundle.clients import (
 )
 from export.bundle.exportable import Contents, ExportedArtifact, File, OnRows
 from export.bundle.exported import RUNTIMES
+from export.bundle.new_bundles import no_cascade
 from export.bundle.tier_files import PRECISIONS, export_tier, files_of, tiers_of
 from export.data.examples import HOLDOUT, Examples, drawn, limited, split_holdout
 from export.data.images import ImageFolder, Images, ImageShape, image_step
@@ -75,6 +79,7 @@ class Classifiers(NamedTuple):
         data: the data directory, of imported runs their texts or images; None takes some of ours, and measures nothing.
         tiers: a name for each run; each tier has a twin in INT8, ``<tier>-int8``.
         artifacts: of :data:`export.bundle.exported.RUNTIMES`.
+        cascade: share of the hold-out that the first run repeats for the last one, in the tier ``auto``; None is none.
         open_run: reads a run. Models that a paper changed have no twin in INT8.
     """
 
@@ -83,13 +88,15 @@ class Classifiers(NamedTuple):
     data: Path | None
     tiers: Sequence[str]
     artifacts: Sequence[str] = RUNTIMES
+    cascade: float | None = None
     open_run: Callable[[Path], OpenedModel] = open_model
 
     def contents(self, on_rows: OnRows | None) -> Contents:
         """See :class:`export.bundle.exportable.Exportable`.
 
         Raises:
-            UsageError: a run is no classifier, or the runs are of different tasks, classes, inputs or images.
+            UsageError: a run is no classifier, or the runs are of different tasks, classes, inputs or images, or
+                cannot be a cascade.
             DataError: ``data`` cannot be read.
             CheckpointError: ``data`` are others than those that a run was measured on.
         """
@@ -101,6 +108,14 @@ class Classifiers(NamedTuple):
         else:
             assert self.data is not None, "only imported runs may have none"
             source = _FineTuned(opened, self.data)
+        program, of_cascade = None, list[Measure]()
+        if self.cascade is not None:
+            if isinstance(source, _Imported) or not source.labels or any(run.opened.measured_in_int8 for run in opened):
+                raise no_cascade(self.cascade)
+            if AUTO in self.tiers:
+                fix = "Give another --tier-name."
+                raise UsageError("--tier-name", given=AUTO, expected="a name that the cascade does not have", fix=fix)
+            program, of_cascade = source.cascade(opened, self.cascade)
         inputs, by_token = source.inputs, first.head.by_token
         names = [*first.head.outputs, *(["offsets"] if by_token else [])]
         tiers, measures = list[Tier](), list[Measure]()
@@ -131,7 +146,8 @@ class Classifiers(NamedTuple):
             provenance=provenance(trainer=", ".join(run.name for run in self.runs), data=source.task.origin, seed=None),
             preprocess=inputs.step,
             postprocess=first.head.postprocess(source.labels),
-            measures=tuple(measures),
+            measures=(*measures, *of_cascade),
+            program=program,
         )
         # The work of a branch depends on the input.
         return Contents(manifest, files, predicted="always" if all(run.is_plain for run in opened) else "countable")
@@ -183,13 +199,19 @@ class _FineTuned:
             return measures
         length = run.architecture.max_length
         every = task.prepare(self._data_dir, task.reader(run.path), max_length=length, limit=None).measured
-        known = run.opened.metrics.splits if run.opened.metrics else ()
-        splits = {split: rows for split, rows in every.items() if split in known}
+        splits = {split: rows for split, rows in every.items() if split in _splits(run)}
         kept = splits if in_fp32 else {}
         recorded = {split: read_matching(run.path, split, rows.targets) for split, rows in kept.items()}
         names = self.inputs.batch_names
         made = int8_measures(task, run.tier, exported, splits, names=names, on_rows=on_rows, recorded=recorded)
         return [*measures, *made]
+
+    def cascade(self, runs: Sequence[_Run], share: float) -> tuple[CascadeProgram, list[Measure]]:
+        """Return :func:`export.bundle.cascade.cascade` of the first and the last run."""
+        ends = runs[0], runs[-1]
+        splits = [split for split in _splits(ends[0]) if split in _splits(ends[1])]
+        (logits,) = ends[0].head.outputs
+        return cascade({run.tier: run.path for run in ends}, logits, share, splits, self.task.metrics)
 
 
 class _Imported:
@@ -253,6 +275,10 @@ class _Imported:
             names = self.inputs.batch_names
             measures += int8_measures(task, run.tier, exported, {HOLDOUT: rows}, names=names, on_rows=on_rows)
         return measures
+
+
+def _splits(run: _Run) -> tuple[str, ...]:
+    return run.opened.metrics.splits if run.opened.metrics else ()
 
 
 class _WithOffsets(nn.Module):

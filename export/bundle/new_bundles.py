@@ -44,6 +44,7 @@ class NewBundle(NamedTuple):
         tiers: their names; empty for a kind with one tier.
         data: data directory of fine-tuned runs; of imported ones their texts or images, None for some of ours.
         artifacts: of :data:`export.bundle.exported.RUNTIMES`.
+        cascade: see :class:`export.bundle.classifier.Classifiers`.
     """
 
     kind: Kind
@@ -52,6 +53,7 @@ class NewBundle(NamedTuple):
     tiers: tuple[str, ...]
     data: Path | None
     artifacts: tuple[str, ...]
+    cascade: float | None = None
 
 
 def new_bundles(
@@ -139,6 +141,12 @@ def _check_single(bundle: str, tiers: Sequence[str], artifacts: Sequence[str]) -
         if given:
             expected = f"nothing: {bundle} has {has}"
             raise UsageError(option, given=given[0], expected=expected, fix=f"Leave {option} out.")
+
+
+def no_cascade(share: float) -> UsageError:
+    """Return the error of a cascade of models that cannot be one."""
+    fix = "Give fine-tuned runs of one task with classes, the full model first, or leave --cascade out."
+    return UsageError("--cascade", given=share, expected="two classifiers or more with it, measured in FP32", fix=fix)
 
 
 #: A manifest holds eight tiers, and each run has a twin in INT8.

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from edge.cli.options import FloatRange
 from edge.cli.output import json_option, print_json, print_table, remark
 from edge.errors import UsageError
 from export.bundle.exported import RUNTIMES, print_exported
-from export.bundle.new_bundles import Kind, NewBundle, new_bundles
+from export.bundle.new_bundles import Kind, NewBundle, new_bundles, no_cascade
 from export.bundle.outputs import check_name
 from export.papers import looped
 from export.papers.calculator.specs import NAMES as SUMMING
@@ -54,14 +55,16 @@ def _classifiers(target: NewBundle) -> Exportable:
     from export.bundle.classifier import Classifiers
     from export.papers.adaptive.runs import open_compared
 
-    return Classifiers(target.runs, target.name, target.data, target.tiers, target.artifacts, open_compared)
+    return Classifiers(
+        *(target.runs, target.name, target.data, target.tiers, target.artifacts, target.cascade), open_compared
+    )
 
 
 #: Kinds by the models of their runs; all other runs are classifiers, or embed.
 KINDS = {
     **dict.fromkeys(SUMMING, Kind(_sums, lambda config: config.model, has_tiers=False)),
     STACK: Kind(_stack, lambda config: config.model, has_tiers=False),
-    looped.MODEL: Kind(_looped, lambda config: f"{looped.PREFIX}{config.arguments.get('function')}"),
+    looped.MODEL: Kind(_looped, lambda config: looped.bundle_name(config.arguments)),
 }
 CLASSIFIERS = Kind(_classifiers)
 
@@ -92,6 +95,13 @@ CLASSIFIERS = Kind(_classifiers)
     "onnxruntime, a board serves it only where TensorRT runs.",
 )
 @click.option(
+    "--cascade",
+    metavar="SHARE",
+    type=FloatRange(0, 1, min_open=True, max_open=True),
+    help="Of classifiers, let the last run answer requests with tier=auto, and the first one those of which the last "
+    "is least sure: this share of the hold-out.",
+)
+@click.option(
     "--measure/--no-measure",
     default=True,
     show_default=True,
@@ -112,6 +122,7 @@ def export(
     version: int,
     tiers: tuple[str, ...],
     artifacts: tuple[str, ...],
+    cascade: float | None,
     measure: bool,
     data_dir: Path | None,
     data: Path | None,
@@ -121,12 +132,12 @@ def export(
     """Export runs as bundles of ONNX files, checked against torch, or with --triton bundles as models of Triton.
 
     Each calculator becomes a bundle, and looped runs of one function class, the full model first, become the tiers of
-    one. Runs of `fewheads finetune`, `import` and `reduce`, the full model first, become the tiers of one bundle, NAME;
-    each has a twin in INT8, TIER-int8, except those of `fewheads compare`. The table has a row for each file, because
-    INT8 differs more from torch than FP32. `fewheads pack` makes a bundle of an ONNX file.
+    one; so do unlooped ones. Runs of `fewheads finetune`, `import` and `reduce`, the full model first, become the tiers
+    of one bundle, NAME; each has a twin in INT8, TIER-int8, except those of `fewheads compare`. The table has a row for
+    each file, because INT8 differs more from torch than FP32. `fewheads pack` makes a bundle of an ONNX file.
     """
     if triton:
-        given = {"--version": version != 1, "--tier-name": tiers, "--artifacts": artifacts}
+        given = {"--version": version != 1, "--tier-name": tiers, "--artifacts": artifacts, "--cascade": cascade}
         _write_for_triton(runs, repository, name, tier, given | {"--data": data}, replace=replace, as_json=as_json)
         return
     if tier:
@@ -147,6 +158,10 @@ def export(
         data_dir=data_dir,
         data=data,
     )
+    if cascade is not None:
+        if any(target.kind is not CLASSIFIERS or len(target.runs) < 2 for target in targets):
+            raise no_cascade(cascade)
+        targets = [target._replace(cascade=cascade) for target in targets]
     with loading_torch():
         from export.bundle.exportable import export_bundle
 

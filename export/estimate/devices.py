@@ -75,21 +75,6 @@ BOARD_MODES = {
 DEFAULT_BOARD = BoardMode("orin-nano-super", "15W")
 
 
-def board_mode(text: str, subject: str = "board and power mode") -> BoardMode:
-    """Parse ``BOARD:MODE``, such as ``orin-nano-super:15W``.
-
-    Args:
-        subject: the option or field that has the text, for the error.
-
-    Raises:
-        UsageError: no such board has such a mode; the message lists all.
-    """
-    if text not in BOARD_MODES:
-        expected = f"BOARD:MODE, one of {', '.join(BOARD_MODES)}"
-        raise UsageError(subject, given=text, expected=expected, fix="Give one of these.")
-    return BOARD_MODES[text]
-
-
 def mode_of(device: str, mode: str) -> Mode:
     """Return a power mode of a board; raise a UsageError that lists the boards, or the modes of this one."""
     if device not in DEVICES:

@@ -129,21 +129,20 @@ def amdahl_bound(removed_share: float) -> float:
     return 1 / (1 - removed_share) if removed_share < 1 else float("inf")
 
 
-def check_speedup(plan: ReductionPlan, tokens: int, speedup: float, tolerance: float = TOLERANCE) -> float:
+def check_speedup(plan: ReductionPlan, tokens: int, speedup: float) -> float:
     """Check that the removed work can explain a speed-up, and return the largest one that it explains.
 
     Args:
         plan: its layers alone count; embeddings and task heads would lower the bound.
-        tolerance: distance from the bound that is allowed, as a share of the bound.
 
     Raises:
         PlanError: the speed-up is larger, so that the baseline or the measurement is wrong.
     """
     share = plan.removed_share(tokens)
     bound = amdahl_bound(share)
-    if not speedup <= bound * (1 + tolerance):
+    if not speedup <= bound * (1 + TOLERANCE):
         expected = (
-            f"at most {bound:.3f} + {tolerance:.0%}, because {share:.1%} of the multiplications were removed "
+            f"at most {bound:.3f} + {TOLERANCE:.0%}, because {share:.1%} of the multiplications were removed "
             f"at {tokens} tokens"
         )
         fix = "Measure both models again, in turns, on the same runtime and otherwise idle."

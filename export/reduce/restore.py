@@ -43,6 +43,8 @@ from export.training.log import RunFiles
 from export.training.objective import SILENT, EpochScore, Observer
 from export.training.trainer import Trained, train
 
+#: Of the order of the texts.
+SEED = 0
 #: Most texts of the hold-out on which students are measured.
 MOST_HELD_OUT = 2000
 _LEAST_TEXTS = 100
@@ -180,14 +182,11 @@ def restore(
     device: DeviceName = "cpu",
     files: RunFiles | None = None,
     observer: Observer = SILENT,
-    *,
-    seed: int = 0,
 ) -> Restored:
     """Train reduced models in place to imitate the original, all by one forward pass of it for each batch.
 
     Args:
         files: state and log of the training; the same call resumes from them, and the caller removes them.
-        seed: of the order of the texts.
 
     Raises:
         UsageError: there is no such device.
@@ -199,9 +198,9 @@ def restore(
         name: Student(each.model.to(place), imitated_layers(each.plan.kept, len(each.plan.layers)))
         for name, each in reduced.items()
     }
-    objective = RestorationObjective(original.to(place), students, texts, recipe, seed)
+    objective = RestorationObjective(original.to(place), students, texts, recipe)
     state, log = (files.state, files.log) if files else (None, None)
-    trained = train(objective, recipe, seed=seed, state=state, log=log, observer=observer)
+    trained = train(objective, recipe, seed=SEED, state=state, log=log, observer=observer)
     closeness = objective.measured or objective.closeness()  # a resumed training may have ended before
     for model in (original, *objective.model):
         model.to(home)
@@ -215,17 +214,16 @@ class RestorationObjective:
 
     Args:
         students: by name; they are trained in place.
-        seed: of the order of the texts.
 
     Attributes:
         measured: what the last :meth:`evaluate` measured; empty before.
     """
 
     def __init__(
-        self, original: Head, students: Mapping[str, Student], texts: Texts, recipe: RestorationRecipe, seed: int
+        self, original: Head, students: Mapping[str, Student], texts: Texts, recipe: RestorationRecipe
     ) -> None:
         self._original, self._students, self._texts = original.eval(), dict(students), texts
-        self._recipe, self._seed, self._device = recipe, seed, model_device(original)
+        self._recipe, self._device = recipe, model_device(original)
         self.model = nn.ModuleList(student.model for student in students.values())
         for student in students.values():
             transformer = student.model.transformer
@@ -249,12 +247,12 @@ class RestorationObjective:
         """Return a hash of the weights, the original's, the texts and the plan."""
         models = [self._original, *self.model]
         imitated = [(name, student.imitated) for name, student in self._students.items()]
-        return fingerprint(models, self._texts.train.contents, f"{imitated} {self._seed}")
+        return fingerprint(models, self._texts.train.contents, f"{imitated} {SEED}")
 
     def batches(self, epoch: int, first: int) -> Iterator[Array]:
         """Yield the rows of each batch."""
         lengths, done = self._texts.train.lengths, epoch * self.steps_per_epoch + first
-        batches = batches_of_passes(lengths, self._recipe.batch_size, seed=self._seed, first=done)
+        batches = batches_of_passes(lengths, self._recipe.batch_size, seed=SEED, first=done)
         return islice(batches, self.steps_per_epoch - first)
 
     def loss(self, batch: Array, progress: float) -> Iterator[Tensor]:

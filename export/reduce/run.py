@@ -27,7 +27,7 @@ from export.reduce.latency import feeds_of, measure_models
 from export.reduce.losses import OnProgress, divergence, silent, tokens_needed
 from export.reduce.plan import ReducedModel, ReducedRun, check_speedup
 from export.reduce.reduce import LAYERS, reduce_model
-from export.reduce.restore import RestorationRecipe, Texts, read_restoration_texts, reads_pairs, restore
+from export.reduce.restore import SEED, RestorationRecipe, Texts, read_restoration_texts, reads_pairs, restore
 from export.reduce.search import check_target
 from export.reduce.spread import spread_shapes
 from export.reduce.target import Strategy, Target
@@ -118,7 +118,6 @@ def reduce_runs(
     target: Target = THIS,
     precision: str = "fp16",
     strategy: Strategy = "search",
-    seed: int = 0,
     restoration: Restoration | None = None,
     final: bool = False,
     on_progress: OnProgress = silent,
@@ -136,7 +135,6 @@ def reduce_runs(
         target: the device to plan for.
         precision: of a prediction, see :func:`export.reduce.device.devices_of`.
         strategy: see :data:`export.reduce.target.Strategy`.
-        seed: of the order of the texts.
         restoration: None leaves the models as they are cut, to be fine-tuned with the original as teacher.
         final: whether dev is measured, too, after the choices for which the hold-out is there.
 
@@ -179,7 +177,7 @@ def reduce_runs(
     how += f", with losses on the {losses_on} split" if losses_on else ""
     tuned, closeness, further = Trained((), (), 0, 0, time.perf_counter() - started), dict[str, float](), {}
     if restoration and texts:
-        tuned, closeness = restore(opened.model, reduced, texts, *restoration.settings, seed=seed)
+        tuned, closeness = restore(opened.model, reduced, texts, *restoration.settings)
         further = restoration.files.finished()
         how += f", and restored on {len(texts.train.targets)} texts for {tuned.steps} steps, {restoration.recipe}"
     runs = []
@@ -194,7 +192,7 @@ def reduce_runs(
             record=provenance(
                 trainer=f"reduced from {source.name} by {strategy} for {name} {how}",
                 data=opened.task.origin,
-                seed=seed if restoration else None,
+                seed=SEED if restoration else None,
             ),
             tuned=tuned,
             data_dir=data_dir,

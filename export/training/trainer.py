@@ -26,6 +26,8 @@ from export.training.runs import RunMetrics
 
 #: Steps between two reads of the loss on a GPU, which would otherwise wait for the processor in every step.
 _GPU_STEPS = 10
+#: Steps between two lines of the log.
+_LOGGED_STEPS = 100
 #: Steps of large models take seconds, and an interruption should lose minutes at most.
 _SAVE_SECONDS = 300.0
 _FIX = "Train again with a lower learning rate, or with another --seed."
@@ -55,7 +57,6 @@ def train(
     state: Path | None = None,
     save_every: int = 200,
     log: TrainingLog | None = None,
-    log_every: int = 100,
     observer: Observer = SILENT,
 ) -> Trained:
     """Train the model of an objective in place, and leave it in evaluation mode with the weights of its best epoch.
@@ -69,7 +70,7 @@ def train(
         state: a file for the state of the run. A run that finds its own state resumes, and ends with the same bits as
             an uninterrupted one. The caller deletes the file.
         save_every: steps between two states; five minutes, and each epoch, end with a state, too.
-        log: receives the loss every ``log_every`` steps, and the score of each epoch.
+        log: receives the loss every :data:`_LOGGED_STEPS` steps, and the score of each epoch.
 
     Raises:
         TrainingError: a loss, a gradient or a score is not finite.
@@ -98,7 +99,7 @@ def train(
                     run.check()
                     pace = (time.perf_counter() - started) / (run.step - first)
                     observer.on_step(Step(run.step, steps, run.last_loss, pace * (steps - run.step)))
-                if log is not None and run.step % log_every == 0:
+                if log is not None and run.step % _LOGGED_STEPS == 0:
                     run.check()
                     log.write(run.step, loss=run.last_loss, learning_rate=rate, seconds=run.seconds)
                 due = run.step % save_every == 0 or time.perf_counter() - run.saved > _SAVE_SECONDS

@@ -58,11 +58,15 @@ class Call(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Reading(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The server's memory, processor time, open files and size of its log."""
+    """The server's memory, processor time, open files and size of its log.
+
+    For ``starved_seconds`` its event loop waited for a processor, without the time that its other threads used one.
+    """
 
     at: float
     rss_bytes: int
     cpu_seconds: float
+    starved_seconds: float
     files: int
     log_bytes: int
 
@@ -113,8 +117,11 @@ def _read(watched):
     process = Path(f"/proc/{watched.process_id}")
     pages = int((process / "statm").read_text().split()[1])
     times = (process / "stat").read_text().rpartition(")")[2].split()[11:13]
+    cpu = sum(map(int, times)) / _TICKS
+    ran_ns, queued_ns, _ = map(int, (process / "schedstat").read_text().split())  # of its first thread
+    starved = (ran_ns + queued_ns) / 1e9 - cpu
     files, log = len(os.listdir(process / "fd")), os.stat(watched.log).st_size
-    return Reading(time.monotonic(), pages * _PAGE, sum(map(int, times)) / _TICKS, files, log)
+    return Reading(time.monotonic(), pages * _PAGE, cpu, starved, files, log)
 
 
 def main():

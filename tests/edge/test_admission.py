@@ -2,10 +2,13 @@
 
 import asyncio
 import time
+from itertools import chain, repeat
 
+import numpy as np
 import pytest
 
 from edge.errors import Overloaded
+from edge.programs.generate import GenerationSession
 from edge.programs.program import Options
 from edge.programs.sampling import Sampling
 from edge.scheduling.admission import Admission
@@ -186,7 +189,7 @@ def test_rejections_give_the_numbers_and_the_time_to_come_back():
     assert rejected(Admission(queue_of(), 1, True), just_late, [])[2] == 1
 
 
-STEP_SECONDS, TOKEN_SECONDS = 0.01, 0.001
+STEP_SECONDS, TOKEN_SECONDS, STALL_SECONDS = 0.01, 0.001, 0.3
 
 
 @pytest.fixture
@@ -242,6 +245,20 @@ def test_predicted_finish_has_each_prompt_once(executor):
     assert [call.call_seconds(0) for call in calls] == pytest.approx([128 * TOKEN_SECONDS, STEP_SECONDS])
 
 
+def stalled_once(call):
+    pauses = chain([STALL_SECONDS], repeat(0))
+    return lambda *arguments: (time.sleep(next(pauses)), call(*arguments))[1]
+
+
+def test_stall_of_a_measured_run_is_not_learnt(executor, monkeypatch):
+    monkeypatch.setattr(executor.program, "session", stalled_once(executor.program.session))
+    monkeypatch.setattr(GenerationSession, "step", stalled_once(GenerationSession.step))
+    alone = executor_of(stalled_once(lambda rows: rows))
+    for one, inputs in ((alone, {"x": np.zeros((1, 1), np.float32)}), (executor, inputs_of(PROMPT))):
+        one.measure(inputs, 3)
+        assert 0 < one.run_seconds(one.assembler.size(inputs)) < STALL_SECONDS
+
+
 def test_steps_left_of_a_text_are_one_fewer_than_its_tokens(executor):
     options = job_for(executor, PROMPT, max_tokens=9).options
     assert [executor.repeats_left(options, done) for done in (0, 3, 8)] == [8, 5, 0]
@@ -279,7 +296,8 @@ async def test_request_that_a_run_can_meet_is_admitted_whatever_its_prompt(tmp_p
         long = (PROMPT * 32)[:90]
         with occupied(running.scheduler):
             task = asyncio.create_task(running.infer(text_request(long, max_tokens=5), time.monotonic() + 1.2))
-            await asyncio.sleep(0.02)
+            while not (len(running.scheduler.queue) or task.done()):
+                await asyncio.sleep(0)
         assert text_of(await task) == continued(long, 5)
         await running.infer(text_request(PROMPT, "ab", max_tokens=7))
         runs = running.repository.find(NAME, "").statistics.runs()["full"]

@@ -232,20 +232,19 @@ async def at_stage(model, stage, how):
         yield client
 
 
-@pytest.mark.parametrize("how", ["cancel", "hang up", pytest.param("deadline", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("stage", STAGES)
-async def test_abandoned_call_leaves_nothing(model, stage, how):
+async def abandon(model, stage, how):
+    """Abandon a call, which leaves nothing waiting; return whether it was at its stage then."""
     place = {"queued": "queued", "running": "running", "streaming": "running"}.get(stage)
     ahead = model.stub.ModelInfer.future(busy(model.long)) if stage == "queued" else None
-    before, answered = model.dropped(place or ""), model.reading().success_count
+    before, answered, reached = model.dropped(place or ""), model.reading().success_count, True
     async with at_stage(model, stage, how) as client:
         if stage == "queued" and how != "deadline":
             held = 8 + len(take_apart(busy(1))[1])  # the tensor, and the message around it
-            assert wait_until(lambda: gauges(model.ready, "queue_depth", "queue_bytes") == [1, held])
+            reached = wait_until(lambda: gauges(model.ready, "queue_depth", "queue_bytes") == [1, held], 5)
         if stage == "running":
             await asyncio.sleep(0.2)
         if stage == "streaming" and how != "deadline":
-            assert wait_until(lambda: gauge(model.ready, "stream_requests") == 3)
+            reached = wait_until(lambda: gauge(model.ready, "stream_requests") == 3, 5)
         if stage in ("answered", "stream not read"):
             assert wait_until(lambda: model.reading().success_count > answered)
         if how == "cancel":
@@ -256,10 +255,19 @@ async def test_abandoned_call_leaves_nothing(model, stage, how):
         if how != "hang up":
             assert wait_until(model.is_at_rest, 5)
     assert wait_until(model.is_at_rest, 5)
-    if place:
-        assert wait_until(lambda: model.dropped(place) > before)
     if ahead:
         assert ahead.result().raw_output_contents
+    return not place or (reached and wait_until(lambda: model.dropped(place) > before, 5))
+
+
+@pytest.mark.parametrize("how", ["cancel", "hang up", pytest.param("deadline", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stage", STAGES)
+async def test_abandoned_call_leaves_nothing(model, stage, how):
+    for _ in range(4):
+        if there := await abandon(model, stage, how):
+            break
+        model.long *= 2  # on a busy machine its runs may have ended before
+    assert there
     # A model without requests is closed at once; a use that is not given back would block this for ever.
     model.stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name="busy"), timeout=20)
     model.stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="busy"), timeout=20)

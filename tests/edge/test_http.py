@@ -241,7 +241,7 @@ def test_client_that_leaves_frees_its_request_at_once(server):
                 with server.connect() as connection:
                     connection.sendall(start)
                     assert wait_until(lambda: bool(created))
-                assert wait_until(lambda: server.quota.connections == 0)
+                assert wait_until(lambda: not server.quota.connections_of_ports())
                 assert wait_until(lambda: created[-1]() is None)
                 created.clear()
     finally:
@@ -273,7 +273,7 @@ def test_answer_that_is_too_short_ends_the_connection():
     with http_server(short) as server:
         with suppress(ConnectionError):
             assert server.send(request("/")) == b""
-        assert wait_until(lambda: server.quota.connections == 0)
+        assert wait_until(lambda: not server.quota.connections_of_ports())
 
 
 def idle(server, count, stack, first):
@@ -297,7 +297,7 @@ def test_connection_without_a_request_closes(server, monkeypatch):
 def test_idle_connections_make_room_the_oldest_first(first):
     with http_server(application, max_connections=4) as server, ExitStack() as stack:
         opened = idle(server, 4, stack, first)
-        assert wait_until(lambda: server.quota.connections == 4)
+        assert wait_until(lambda: server.quota.connections_of_ports().total() == 4)
         assert server.send(LAST).startswith(b"HTTP/1.1 200 ")
         assert opened[0].recv(100) == b""
         opened[1].sendall(LAST)

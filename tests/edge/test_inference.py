@@ -321,7 +321,8 @@ async def test_batched_request_enters_few_files(tmp_path, monkeypatch, transport
         if event == "call" and name.startswith(EDGE) and recording.is_set():
             files.add(name[len(EDGE) + 1 :])
 
-    monkeypatch.setattr("edge.health.supervisor._LOOK_SECONDS", 60)  # it looks at the server from time to time
+    for period in ("health.supervisor._LOOK_SECONDS", "instruments.sampling._SAMPLE_SECONDS"):
+        monkeypatch.setattr(f"edge.{period}", 60)  # what is done from time to time belongs to no request
     threading.setprofile(walk)
     sys.setprofile(walk)
     try:

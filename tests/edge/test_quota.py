@@ -63,7 +63,7 @@ def test_shares_never_exceed_the_quota(steps):
         for share in shares:
             if share:
                 share.close()
-        assert (quota.held_bytes, quota.connections) == (0, 0)
+        assert (quota.held_bytes, quota.connections_of_ports()) == (0, {})
 
     asyncio.run(run())
 

@@ -11,8 +11,10 @@ from edge.bundles.bundle import Bundle
 from edge.bundles.manifest import MeasuredLatency, PredictedLatency, Profile
 from edge.bundles.steps import ScorePostprocess, TokenizerPreprocess
 from edge.errors import BundleError, UsageError
+from edge.programs.program import margins
 from edge.runtimes.build import build
 from export.bundle.accuracy import outputs_by_row, predictions_of
+from export.bundle.cascade import cascade
 from export.bundle.clients import ClientInputs, profiles_of
 from export.bundle.new_bundles import tier_names
 from export.cli.export import export
@@ -22,9 +24,10 @@ from export.errors import CheckpointError
 from export.estimate.devices import DEFAULT_BOARD
 from export.estimate.estimate import estimate_bundle
 from export.finetune.models import open_tuned
+from export.finetune.predictions import Predictions, encode_predictions
 from export.finetune.run import prepare
 from export.finetune.text_tasks import TASKS
-from export.training.runs import CONFIG, Speedup, read_config
+from export.training.runs import CONFIG, PREDICTIONS, Speedup, read_config
 from tests.support.marks import with_rtx
 from tests.support.sample_requests import column
 from tests.support.stock_client import served_bundles
@@ -106,6 +109,41 @@ def test_the_bundle_has_a_tier_for_each_run_and_precision_with_the_outputs_of_tr
             np.testing.assert_allclose(result["logits"], np.stack(want), atol=1e-4)
             assert result["label"][:, 0].tolist() == labels
         assert ask("sst2", sent, tier="x1-int8")["label"][:, 0].tolist() == labels
+
+
+def test_a_cascade_is_measured_by_the_predictions_of_its_runs(tmp_path):
+    truth, easy = np.tile([0, 1], 5), np.arange(10) >= 3
+    for name, answers in (("x1", np.where(easy, 1 - truth, truth)), ("x2", np.where(easy, truth, 1 - truth))):
+        logits = np.where(np.arange(2) == answers[:, None], 1, -1) * np.arange(1, 11)[:, None]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / PREDICTIONS).write_bytes(encode_predictions({"holdout": Predictions(logits, truth)}))
+    runs = {name: tmp_path / name for name in ("x1", "x2")}
+    program, measures = cascade(runs, "logits", 0.3, ["holdout"], ["accuracy"])
+    assert (program.lean, program.full, program.default) == ("x2", "x1", False)
+    assert margins(logits)[2] < program.margin < margins(logits)[3]
+    assert [(measure.metric, measure.split, measure.value, measure.n) for measure in measures] == [
+        ("accuracy", "holdout, tier auto", 1.0, 10),
+        ("share of x1", "holdout, tier auto", 0.3, 10),
+    ]
+
+
+def test_a_cascade_answers_as_its_tiers_do(bundled):
+    twins, own = ("--tier-name", "x1", "--tier-name", "half"), ("--name", "cascade", "--repository", bundled / "models")
+    command = (bundled / "SST-2", bundled / "Half", *own, *twins, "--no-measure", "--artifacts", "onnxruntime")
+    invoke(export, *command, "--cascade", 0.3)
+    bundle = Bundle.open(bundled / "models" / "cascade-1")
+    found = {(measure.metric, measure.split): measure for measure in bundle.manifest.measures}
+    dev = TASKS["SST-2"].examples(bundled).dev["dev"]
+    with served_bundles([bundle.path], bundled / "cache") as ask:
+        parts = np.split(column(*(text for (text,) in dev.texts)), 2)
+        logits = {
+            tier: np.concatenate([ask("cascade", {"text": part}, ["logits"], tier=tier)["logits"] for part in parts])
+            for tier in ("x1", "half", "auto")
+        }
+    from_full = margins(logits["half"]) < bundle.manifest.program.margin
+    assert 0 < from_full.mean() < 1
+    np.testing.assert_allclose(logits["auto"], np.where(from_full[:, None], logits["x1"], logits["half"]), atol=1e-5)
+    assert found["share of x1", "dev, tier auto"].value == from_full.mean()
 
 
 @pytest.mark.parametrize(("pair", "most", "usual"), [(None, 512, 32), ("text_pair", 512, 64), ("text_pair", 48, 48)])
@@ -216,6 +254,13 @@ def test_runs_that_cannot_be_tiers(bundled, stsb, tmp_path):
         (
             (full, earlier, *name, *twins[:3], "b"),
             r"hold-outs of the runs: got tier a with version 2 and tier b with version 1",
+        ),
+        ((full, *name, "--cascade", 0.3), r"--cascade: got 0\.3, expected two classifiers or more with it, .* Give"),
+        ((stsb / "STS-B", stsb / "STS-B", *name, *twins[:3], "b", "--cascade", 0.3), "--cascade: got 0.3, expected"),
+        ((full, full, *name, *twins[:3], "b", "--cascade", "nan"), "--cascade: got nan, expected a number"),
+        (
+            (full, full, *name, *twins[:3], "auto", "--cascade", 0.3),
+            "--tier-name: got 'auto', expected a name that the cascade does not have. Give another",
         ),
         ((full, stsb / "STS-B", *name, *twins[:3], "b"), r"task of the runs: got \['SST-2', 'STS-B'\], expected one"),
     ):

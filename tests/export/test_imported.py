@@ -140,6 +140,12 @@ def test_an_export_names_the_image_that_it_cannot_read(imported, tmp_path):
     assert not (tmp_path / "bundles").exists()
 
 
+def test_imported_runs_cannot_be_a_cascade(imported, tmp_path):
+    run, tiers = imported("pictures")[0], ("--tier-name", "a", "--tier-name", "b")
+    with pytest.raises(UsageError, match=r"--cascade: got 0\.3, .* Give fine-tuned runs of one task with classes"):
+        invoke(export, run, run, "--repository", tmp_path, "--name", "pictures", *tiers, "--cascade", 0.3)
+
+
 @pytest.fixture(scope="session")
 def bundles(imported, texts, tmp_path_factory):
     """Return a function that exports a model of :data:`MODELS` once; some with texts of ours, some with given ones."""

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import contextmanager
 from functools import partial
 
 import msgspec
@@ -32,8 +33,7 @@ from export.estimate.model import kernels
 from export.estimate.operations import work_of
 from export.models.convert import golden_of, largest_difference
 from export.models.transformer import LayerShape
-from export.papers.looped import MODEL
-from export.papers.looped.bundle import usual_steps
+from export.papers.looped import MODEL, NAMES
 from export.papers.looped.model import (
     EMBED_OUTPUTS,
     STEP_OUTPUTS,
@@ -43,9 +43,11 @@ from export.papers.looped.model import (
     embed_onnx,
     step_onnx,
     trajectory,
+    unlooped_onnx,
 )
-from export.papers.looped.prompts import draw_prompts
+from export.papers.looped.prompts import EVALUATION, draw_prompts, generator_of, squared_errors
 from export.papers.looped.recipes import training_plan
+from export.papers.looped.tiers import usual_files
 from export.papers.looped.train import load_run, train_run
 from export.training.checkpoint import save
 from export.training.provenance import processor, provenance
@@ -59,10 +61,10 @@ ROWS = 8
 compiled = partial(compile_onnx, flavor="tensorrt_rtx", compute_capability="SM86", subject="looped")
 
 
-def make_model(*shapes):
+def make_model(*shapes, injection="add"):
     """Return a model whose state settles slowly, as training makes it; without shapes, with the usual layer."""
     torch.manual_seed(0)
-    config = training_plan("linear", "small", dim=16).config
+    config = training_plan("linear", "small", dim=16, layers=1, injection=injection).config
     model = PromptTransformer(replace(config, shapes=shapes or config.shapes)).eval()
     with torch.no_grad():
         for parameter in model.layers.parameters():
@@ -76,10 +78,35 @@ def make_prompts(points=11):
     return xs, ys[:, :-1]
 
 
+def check_answers(client, bundle, model, xs, ys, loops, **parameters):
+    """Compare served predictions with torch's, and return them; an unlooped model takes no loops."""
+    inputs = [triton_input("xs", xs.numpy()), triton_input("ys", ys.numpy())]
+    limits = {"max_loops": loops, "tolerance": 1e-30} if model.config.injection else {}
+    response = client.infer(bundle, inputs, parameters=parameters | limits)
+    found = {one.name: response.as_numpy(one.name)[:, 0] for one in response.get_response().outputs}
+    path = trajectory(model, xs, ys, loops)
+    np.testing.assert_allclose(found["prediction"], path.predictions[-1], rtol=1e-3, atol=1e-4)
+    if limits:
+        np.testing.assert_allclose(found["residual"], path.residuals[-1], rtol=1e-3, atol=1e-4)
+        assert set(found["loops"][found["residual"] > 0]) <= {loops}  # a state may no longer change at all
+    assert len(found) == (3 if limits else 1)
+    return found["prediction"]
+
+
+@contextmanager
+def serving(repository, cache):
+    """Yield a stock client of a server with all bundles of a repository."""
+    with (
+        running_server(sorted(repository.iterdir()), target="onnxruntime", cache=cache) as ready,
+        triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
+    ):
+        yield client
+
+
 def write_run(model, directory):
     """Write the run of a model that was not trained."""
     arguments = {"function": "linear", "config": msgspec.to_builtins(model.config)}
-    measures = (Measure("squared_error", "loops-30", 0.5, 1280),)
+    measures = (Measure("squared_error", "loops-30" if model.config.injection else "unlooped", 0.5, 1280),)
     config = RunConfig(MODEL, arguments, provenance(trainer="made", data="none", seed=0))
     save(directory, model, config, RunMetrics(model.parameter_count, 0, 0, 0.0, measures))
     return directory
@@ -95,27 +122,57 @@ def lean(run):
     return write_run(make_model(LayerShape(3, 2, 32)), run.with_name("lean"))
 
 
-def test_tiers_of_a_bundle_compute_the_loops_of_their_runs(run, lean, tmp_path):
-    arguments = (run, lean, "--tier-name", "full", "--tier-name", "lean", "--repository", tmp_path, "--json")
-    (made,) = json.loads(invoke(export, *arguments))
-    for one in made["files"]:
+def test_tiers_of_bundles_compute_what_their_runs_do(run, lean, tmp_path):
+    shapes = {"full": (), "lean": (LayerShape(3, 2, 32), LayerShape(3, 2, 32))}
+    unlooped = [write_run(make_model(*of, injection=None), tmp_path / tier) for tier, of in shapes.items()]
+    names = ("--tier-name", "full", "--tier-name", "lean", "--repository", tmp_path / "models", "--json")
+    (looped_made,) = json.loads(invoke(export, run, lean, *names))
+    (unlooped_made,) = json.loads(invoke(export, *unlooped, *names))
+    for one in (*looped_made["files"], *unlooped_made["files"]):
         assert one["largest_difference"] < (0.01 if ".fp16." in one["file"] else 1e-4)
-    bundle, limits = Bundle.open(tmp_path / "looped-linear-1"), {"max_loops": 5, "tolerance": 1e-9}
-    assert {measure.split for measure in bundle.manifest.measures} == {"loops-30, tier full", "loops-30, tier lean"}
-    with (
-        running_server([bundle.path], target="onnxruntime", cache=tmp_path / "cache") as ready,
-        triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client,
-    ):
-        for tier, source in (("full", run), ("lean", lean)):
-            model = load_run(source)[0]
-            for points in (2, 7, 11):  # prompts of any length up to the trained one
-                xs, ys = make_prompts(points)
-                inputs = [triton_input("xs", xs.numpy()), triton_input("ys", ys.numpy())]
-                found = client.infer("looped-linear", inputs, parameters={**limits, "tier": tier})
-                path = trajectory(model, xs, ys, 5)
-                for name, expected in (("prediction", path.predictions[-1]), ("residual", path.residuals[-1])):
-                    np.testing.assert_allclose(found.as_numpy(name)[:, 0], expected, rtol=1e-3, atol=1e-4)
-                assert found.as_numpy("loops").tolist() == [[5]] * 8
+    runs = {"looped-linear": (run, lean), "unlooped-linear": unlooped}
+    for name, split in zip(runs, ("loops-30", "unlooped"), strict=True):
+        measures = Bundle.open(tmp_path / "models" / f"{name}-1").manifest.measures
+        assert {measure.split for measure in measures} == {f"{split}, tier full", f"{split}, tier lean"}
+    with serving(tmp_path / "models", tmp_path / "cache") as client:
+        for name, sources in runs.items():
+            for tier, source in zip(shapes, sources, strict=True):
+                model = load_run(source)[0]
+                for points in (2, 7, 11):  # prompts of any length up to the trained one
+                    loops = 5 if model.config.injection else 1
+                    check_answers(client, name, model, *make_prompts(points), loops, tier=tier)
+        xs, ys = make_prompts()
+        first = check_answers(client, "unlooped-linear", load_run(unlooped[0])[0], xs[:, :5], ys[:, :4], 1)
+        for points, values in ((11, 4), (5, 5)):  # what follows the first point without a value changes nothing
+            inputs = [triton_input("xs", xs[:, :points].numpy()), triton_input("ys", ys[:, :values].numpy())]
+            found = client.infer("unlooped-linear", inputs).as_numpy("prediction")[:, 0]
+            np.testing.assert_allclose(found, first, rtol=1e-4, atol=1e-5)
+        with pytest.raises(
+            triton.InferenceServerException, match="'max_loops' of 'unlooped-linear': got 5, expected none"
+        ):
+            client.infer("unlooped-linear", inputs, parameters={"max_loops": 5})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_runs_of_all_functions_are_trained_exported_and_served_side_by_side(tmp_path):
+    for kind, options in (("looped", ()), ("unlooped", ("--unlooped", "--layers", 2))):
+        invoke(train, *NAMES, *options, "--dim", 8, "--steps", 20, "--out", tmp_path / kind, "--json")
+    runs = sorted(tmp_path.glob("*looped/*"))
+    assert len(runs) == 8
+    invoke(export, *runs, "--repository", tmp_path / "models", "--no-measure")
+    with serving(tmp_path / "models", tmp_path / "cache") as client:
+        for source in runs:
+            model, record, metrics = load_run(source)
+            function, config, looped = record.arguments["function"], model.config, source.parent.name == "looped"
+            xs, ys = draw_prompts(function, 1280, config.points, config.dims, generator_of(EVALUATION))
+            found = [
+                check_answers(client, f"{source.parent.name}-{function}", model, *rows, 8 if looped else 1)
+                for rows in zip(xs.split(64), ys[:, :-1].split(64), strict=True)
+            ]
+            recorded = next(one.value for one in metrics.measures if one.split in ("loops-8", "unlooped"))
+            errors = squared_errors(function, config.dims, np.concatenate(found), ys[:, -1].numpy())
+            assert errors.mean() == pytest.approx(recorded, rel=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -222,14 +279,12 @@ def test_options_that_do_not_fit_are_refused(arguments, message, tmp_path):
     assert message in str(result.exception)
 
 
-def test_an_unlooped_model_is_trained_in_bf16_and_not_served(tmp_path):
+def test_an_unlooped_model_is_trained_in_bf16(tmp_path):
     shape = ("--unlooped", "--layers", 1, "--dim", 8)
     invoke(train, "looped-linear", *shape, "--precision", "bf16", "--steps", 1, "--out", tmp_path, "--json")
     features = processor().features
     precision = "bf16" if features is None or "BF16" in features else "fp32"
     assert load_run(tmp_path / "looped-linear")[1].precision == precision
-    result = CliRunner().invoke(export, [str(tmp_path / "looped-linear"), "--repository", str(tmp_path / "models")])
-    assert "got an unlooped model, expected a looped model" in str(result.exception)
 
 
 def test_an_interrupted_training_resumes_in_its_stage(tmp_path, monkeypatch):
@@ -250,9 +305,9 @@ def test_an_interrupted_training_resumes_in_its_stage(tmp_path, monkeypatch):
     assert not list(tmp_path.glob(".*"))
 
 
-def model_of(size):
+def model_of(size, **options):
     torch.manual_seed(0)
-    return PromptTransformer(training_plan("linear", size).config).eval()
+    return PromptTransformer(training_plan("linear", size, **options).config).eval()
 
 
 def profile_of(inputs, least):
@@ -278,6 +333,15 @@ def test_an_embedding_compiles():
 
 
 @with_rtx
+def test_attention_of_an_unlooped_model_is_fused_in_fp16():
+    model = model_of("small", injection=None, layers=2)
+    data = usual_files(unlooped_onnx(model))["tensorrt"][1]
+    product = compiled(data, profile_of(prompts_of(model.config), {"xs": (2,), "ys": (1,)}))
+    assert product.report.attention == "2 blocks, fused"
+    assert not product.report.notes
+
+
+@with_rtx
 @pytest.mark.parametrize("size", ["small", "paper"])
 def test_attention_of_a_step_is_fused_in_fp16_for_prompts_of_any_length(size):
     model = model_of(size)
@@ -293,7 +357,7 @@ def test_attention_of_a_step_is_fused_in_fp16_for_prompts_of_any_length(size):
     profile["last"] = Profile(min=(1, 1), opt=(ROWS, 1), max=(64, 1))
     for graph, atol, attention in (
         (data, 1e-4, "1 block, not fused: FP32, and fusion needs FP16"),
-        (usual_steps(data)["tensorrt"][1], 0.02, "1 block, fused"),
+        (usual_files(data)["tensorrt"][1], 0.02, "1 block, fused"),
     ):
         assert largest_difference(graph, golden, Tolerance(atol=atol, rtol=atol), "step") < atol
         product = compiled(graph, profile)

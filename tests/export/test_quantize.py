@@ -135,6 +135,9 @@ def test_a_run_that_an_earlier_version_trained_for_int8_is_read_as_one_in_fp32(p
         UsageError, match=r"rounded: got a run that an earlier version trained for INT8, expected a run"
     ):
         invoke(int8, tmp_path / "rounded", "--data-dir", place)
+    tiers = ("--name", "cascade", "--tier-name", "a", "--tier-name", "b", "--cascade", 0.3, "--data-dir", place)
+    with pytest.raises(UsageError, match=r"--cascade: got 0\.3, expected two classifiers .*, measured in FP32\. Give"):
+        invoke(export, place / "SST-2", tmp_path / "rounded", "--repository", tmp_path, *tiers)
 
 
 def corrupt(data, name, change):

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from edge.errors import UsageError
-from export.estimate.devices import board_mode
+from export.estimate.devices import BOARD_MODES
 from export.estimate.model import kernels
 from export.estimate.operations import work_of
 from export.estimate.roofline import predict
@@ -22,7 +22,7 @@ from export.training.points import Point
 from tests.support.reduction_data import config, model
 from tests.support.task_data import make_transformer
 
-ORIN = board_mode("orin-nano-super:15W")
+ORIN = BOARD_MODES["orin-nano-super:15W"]
 DENSE = LayerShape(4, 16, 128)
 SIZES = {"dim": 64, "head_dim": 16, "ffn_dim": 128}
 POINTS = (Point(16), Point(32, 8))

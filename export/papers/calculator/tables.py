@@ -167,16 +167,21 @@ def predicted() -> PredictedLatencies:
     return PredictedLatencies.of(predictions)
 
 
-def _models() -> dict[str, list[TrainingRecord]]:
-    return grouped(read_records(RESULTS / "models", TrainingRecord))
+def _models(records: str = "models") -> dict[str, list[TrainingRecord]]:
+    return grouped(read_records(RESULTS / records, TrainingRecord))
 
 
 def pages() -> dict[Path, str]:
     """Return the documents, with their tables made from the records."""
     vary, losses = (read_records(RESULTS / name, Variation) for name in ("variations", "benchmark_loss"))
     predictions = read_latencies(RESULTS / "predicted.json").table("FP32", speeds=False)
+    recurrent = sums_tables(results_of(_models("recurrent")))[:1]  # accuracy
     tables = {
-        "RESULTS.md": {"models": sums_tables(results_of(_models())), "predicted.json": [predictions]},
+        "RESULTS.md": {
+            "models": sums_tables(results_of(_models())),
+            "recurrent": recurrent,
+            "predicted.json": [predictions],
+        },
         "VARIATIONS.md": {
             "variations": variation_tables(vary, "One factor at a time"),
             "benchmark_loss": variation_tables(losses, "Losses, and the best trial"),

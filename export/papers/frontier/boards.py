@@ -17,7 +17,7 @@ import numpy as np
 
 from edge.bench.layer_latencies import Label
 from edge.files import write_whole
-from export.estimate.devices import DEFAULT_BOARD, board_mode
+from export.estimate.devices import BOARD_MODES, DEFAULT_BOARD
 from export.finetune import needed_data
 from export.models.transformer import LayerShape
 from export.papers.experiment import read_records
@@ -27,6 +27,7 @@ from export.reduce.losses import measure_losses
 from export.reduce.options import reduction_progress
 from export.reduce.run import open_source
 from export.reduce.search import choose_shapes
+from export.reduce.target import CALIBRATION_EXAMPLES
 from export.report.table import Table, write_pages
 from export.training.options import DIRECTORY, imported_data_option
 from export.training.points import Point, PointTimes
@@ -38,7 +39,6 @@ _SIZES = ((32, 1), (32, 8), (128, 1), (128, 8))
 _CONTROLS = ("third-first-layers", "third-uniform")
 #: Whole layers, counted from 0, for comparison.
 _WHOLE_LAYERS = ((1, 3, 5), (2, 5))
-_EXAMPLES = 256
 #: Those of the published tiers.
 _TARGETS = {"half": 2.03, "third": 2.95, "quarter": 3.75}
 
@@ -69,7 +69,7 @@ class BoardPlans(msgspec.Struct, frozen=True):
     rows: tuple[BoardRow, ...]
 
 
-def plan_tiers(run: Path, data: Path, board: str, examples: int = _EXAMPLES) -> BoardPlans:
+def plan_tiers(run: Path, data: Path, board: str) -> BoardPlans:
     """Predict the published tiers on a board, and plan them anew, or raise a PlanError if a target is out of reach.
 
     For 32 tokens at batch 1, and for all operating points, each with the same share of the dense model's time.
@@ -78,11 +78,11 @@ def plan_tiers(run: Path, data: Path, board: str, examples: int = _EXAMPLES) -> 
         run: an imported run of the model of the published families.
         data: texts, for the losses.
     """
-    opened = open_source(run, data, run, examples)
+    opened = open_source(run, data, run, CALIBRATION_EXAMPLES)
     dense, grid = opened.layers, opened.grid
     with reduction_progress() as (on_progress, _):
         (even,) = devices_of(
-            [board_mode(board)], opened.model, [Point(*size) for size in _SIZES], opened.state, on_progress=on_progress
+            [BOARD_MODES[board]], opened.model, [Point(*size) for size in _SIZES], opened.state, on_progress=on_progress
         )
         losses = measure_losses(opened.model, opened.data.train, grid, state=opened.state, on_progress=on_progress)
     weights = [1 / times.of(dense) for times in even.times]
@@ -104,7 +104,7 @@ def plan_tiers(run: Path, data: Path, board: str, examples: int = _EXAMPLES) -> 
     for name, planned in plans.items():
         loss = sum(one.of(device.mean.grid, shape) for one, shape in zip(losses, planned, strict=True))
         rows.append(BoardRow(name, tuple(planned), 0, device.at_points(dense, planned), loss))
-    return BoardPlans(board, device.label, device.key, examples, tuple(rows))
+    return BoardPlans(board, device.label, device.key, CALIBRATION_EXAMPLES, tuple(rows))
 
 
 def _published(name: str, families: Sequence[Answered], device: Device) -> BoardRow:
@@ -169,7 +169,14 @@ def _words(shape: LayerShape | None) -> str:
 @click.command()
 @click.argument("run", type=DIRECTORY)
 @imported_data_option
-@click.option("--for", "board", default=str(DEFAULT_BOARD), show_default=True, help="The board and its power mode.")
+@click.option(
+    "--for",
+    "board",
+    type=click.Choice([*BOARD_MODES]),
+    default=str(DEFAULT_BOARD),
+    show_default=True,
+    help="The board and its power mode.",
+)
 def main(run: Path, data: Path | None, board: str) -> None:
     """Plan the published tiers for a board, and write a record and a table."""
     plans = plan_tiers(run, needed_data(recorded(run), None, data), board)

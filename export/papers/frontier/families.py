@@ -1,12 +1,13 @@
 """Families of smaller encoders, restored on plain text: the tables of FAMILIES.md and of the README's first screen.
 
-``families/MODEL/`` has the records of ``fewheads evaluate`` of the original and its tiers, and of ``fewheads estimate``
-of their bundle. ``python -m export.papers.frontier.families`` writes the tables anew.
+``families/MODEL/`` has, of each training of several tiers, a directory with the records of ``fewheads evaluate`` of the
+original and its tiers, and of ``fewheads export``, ``estimate`` and ``int8``.
+``python -m export.papers.frontier.families`` writes the tables anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +34,24 @@ def pages() -> dict[Path, str]:
     """Return FAMILIES.md and README.md with the tables of the records."""
     page, summary = PAGE.read_text(), list[Sequence[object]]()
     for directory in sorted(path for path in (_HERE / "families").iterdir() if path.is_dir()):
-        records = read_records(directory)
-        manifest = msgspec.json.decode((directory / "manifest.json").read_bytes(), type=Manifest)
+        trainings = sorted(path for path in directory.iterdir() if path.is_dir())
+        manifests = [msgspec.json.decode((one / "manifest.json").read_bytes(), type=Manifest) for one in trainings]
+        records, speeds = list[RunRecord](), dict[str, tuple[str, str]]()
+        for training, manifest in zip(trainings, manifests, strict=True):
+            evaluated = read_records(training)
+            records += [record for record in evaluated if record.run not in speeds]  # the original once
+            speeds = _speeds(manifest.tiers, evaluated) | speeds
+        records.sort(key=lambda record: speeds[record.run])
+        order = _by_speed(manifests).index
         found = {
-            "orin": _predicted(directory),
-            "x86": _measured(manifest),
+            "orin": _predicted(trainings, order),
+            "x86": _measured(manifests, order),
             "int8": _int8(directory),
             **{table.title.partition(" ")[0].lower(): table for table in tables(records)},
         }
         names = {f"{_RECORDS}/{directory.name}#{name}": table for name, table in found.items()}
         page = with_tables(page, _COMMAND, names)
-        summary += _summary(records, _speeds(manifest.tiers, records))
+        summary += _summary(records, speeds)
     heads = (
         *("model", "on a Jetson, FP16, predicted", "on x86, FP32, INT8", "similarity", "SICK"),
         *("retrieval from the original's index", "cosine"),
@@ -92,38 +100,59 @@ def _speeds(tiers: Sequence[Tier], records: Sequence[RunRecord]) -> dict[str, tu
     }
 
 
-def _measured(manifest: Manifest) -> Table:
-    """Return the latencies that were measured here in turns, and the sizes of the files."""
-    rows = []
-    for tier in manifest.tiers:
+def _by_speed(manifests: Sequence[Manifest]) -> list[str]:
+    """Return the names of all tiers by the board's speed in FP16, those in INT8 behind their twins."""
+    speeds = {
+        tier.name: one.times_faster
+        for manifest in manifests
+        for tier in manifest.tiers
+        for one in tier.latencies
+        if (one.rows, one.tokens) == (1, 32) and not isinstance(one, MeasuredLatency)
+    }
+    return sorted(speeds, key=lambda name: (speeds[name.removesuffix(_INT8)], name))
+
+
+def _measured(manifests: Sequence[Manifest], order: Callable[[str], int]) -> Table:
+    """Return the latencies that were measured here, those of a manifest in turns, and the sizes of the files."""
+    rows = dict[str, Sequence[object]]()
+    for manifest, tier in ((one, tier) for one in manifests for tier in one.tiers):
         sizes = {file.runtime: f"{manifest.files[file.file].size_bytes / 1e6:.1f}" for file in tier.artifacts}
         measured = [one for one in tier.latencies if isinstance(one, MeasuredLatency) and one.rows == 1]
         cells = [text for one in measured for text in (f"{one.milliseconds:.2f}", f"{one.times_faster:.2f}×")]
-        rows.append((tier.name, measured[0].precision, *cells, sizes["onnxruntime"], sizes["tensorrt"]))
+        row = (tier.name, measured[0].precision, *cells, sizes["onnxruntime"], sizes["tensorrt"])
+        rows.setdefault(tier.name, row)  # the original of the first training
     heads = ("tier", "precision", "32 tokens, ms", "times faster", "128 tokens, ms", "times faster")
-    return Table("", (*heads, "file for ONNX Runtime, MB", "for TensorRT, MB"), rows, 2)
+    return Table(
+        "",
+        (*heads, "file for ONNX Runtime, MB", "for TensorRT, MB"),
+        [rows[name] for name in sorted(rows, key=order)],
+        2,
+    )
 
 
-def _predicted(directory: Path) -> Table:
+def _predicted(trainings: Sequence[Path], order: Callable[[str], int]) -> Table:
     """Return the predicted latencies of all tiers, for both precisions and power modes."""
-    estimates = [msgspec.json.decode((directory / f"estimate-{mode}.json").read_bytes()) for mode in _MODES]
     rows: dict[tuple[str, str, int], list[Any]] = {}
-    for estimate in estimates:
-        for row in estimate["rows"]:
-            cells = rows.setdefault((row["tier"], row["precision"], row["tokens"]), [])
-            band = row["prediction"]
-            cells += [
-                f"{row['milliseconds']:.2f} ({band['low_ms']:.2f} … {band['high_ms']:.2f})",
-                f"{row['times_faster']:.2f}×",
-            ]
+    for training in trainings:
+        found: dict[tuple[str, str, int], list[Any]] = {}
+        for mode in _MODES:
+            for row in msgspec.json.decode((training / f"estimate-{mode}.json").read_bytes())["rows"]:
+                cells = found.setdefault((row["tier"], row["precision"], row["tokens"]), [])
+                band = row["prediction"]
+                cells += [
+                    f"{row['milliseconds']:.2f} ({band['low_ms']:.2f} … {band['high_ms']:.2f})",
+                    f"{row['times_faster']:.2f}×",
+                ]
+        rows = found | rows  # the original of the first training
     heads = ("tier", "precision", "tokens", *(head for mode in _MODES for head in (f"{mode}, ms", "times faster")))
-    return Table("", heads, [(*key, *cells) for key, cells in rows.items()], 2)
+    listed = sorted(rows, key=lambda key: order(key[0]))
+    return Table("", heads, [(*key, *rows[key]) for key in listed], 2)
 
 
 def _int8(directory: Path) -> Table:
     """Return what INT8 changes on STS-B's dev, of the files for ONNX Runtime and of those for TensorRT."""
     rows = []
-    for path in sorted(directory.glob("int8-*.json")):
+    for path in sorted(directory.glob("*/int8-*.json"), key=lambda path: path.name):
         record = msgspec.json.decode(path.read_bytes(), type=Int8Comparison)
         scored = {one.method: one for one in record.scored}
         for name, method in (("dynamic, ONNX Runtime", DYNAMIC), ("static, as for TensorRT", METHODS[-1])):

@@ -1,75 +1,24 @@
-"""Export of looped runs to one bundle: a tier for each run, smaller ones behind the full one.
-
-The embedding runs once for each prompt and stays FP32. A step is FP32 for ONNX Runtime and FP16 for TensorRT. There is
-no INT8, with which loops hardly settle, see RESULTS.md.
-"""
+"""Export of looped runs, or of unlooped ones, to one bundle: a tier for each run, smaller ones behind the full one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import torch
-
-from edge.bundles.golden import Golden, check_outputs
-from edge.bundles.manifest import Manifest, Measure, Profile, Tier
-from edge.bundles.programs import LoopProgram
-from edge.datatypes import Array, TensorSpec
+from edge.bundles.manifest import Manifest, Measure, Tier
+from edge.datatypes import TensorSpec
 from edge.errors import Raw, UsageError
-from edge.programs.loop import Loop, LoopRunners
-from edge.programs.program import LoopLimits, Options
-from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.bundle.accuracy import in_tier
 from export.bundle.exportable import Contents, File, OnRows
 from export.bundle.exported import FULL, RUNTIMES
-from export.bundle.fewest_kernels import fewest_kernels
-from export.bundle.tier_files import checked_file, worst_tolerance
-from export.models.convert import golden_of
-from export.papers.looped import PREFIX
-from export.papers.looped.model import (
-    EMBED_OUTPUTS,
-    STEP_INPUTS,
-    STEP_OUTPUTS,
-    Embed,
-    PromptConfig,
-    PromptTransformer,
-    StepGraph,
-    embed_onnx,
-    step_onnx,
-    trajectory,
-)
-from export.papers.looped.prompts import GOLDEN, draw_prompts, generator_of
+from export.papers.looped import bundle_name
+from export.papers.looped.tiers import MAX_BATCH_SIZE, PROGRAM, client_inputs, looped_tier, numbers, unlooped_tier
 from export.papers.looped.train import load_run
-from export.quantize.precision import fused, half
-
-_MAX_BATCH_SIZE = 64
-_MAX_LOOPS = 32  # of a request that sets no budget
-PROGRAM = LoopProgram(
-    state="state",
-    prompt="prompt",
-    last="last",
-    next_state="next_state",
-    prediction="prediction",
-    residual="residual",
-    loops="loops",
-    max_loops=_MAX_LOOPS,
-    most_loops=256,
-    tolerance=0.05,
-    points="xs",
-    values="ys",
-)
-#: Prompts of the golden sets: those whose states settle best of four times as many.
-_GOLDEN_ROWS = 16
-_GOLDEN_LOOPS = 4  # before the golden step, so that its state is one of a loop in progress
-#: What a client gets, beside the loops.
-_NUMBERS = tuple(TensorSpec(name, "FP32", (-1, 1)) for name in STEP_OUTPUTS[1:])
 
 
 class LoopedRuns(NamedTuple):
-    """Looped runs of one function class: an :class:`export.bundle.exportable.Exportable`.
+    """Runs of one function class, all looped or all unlooped: an :class:`export.bundle.exportable.Exportable`.
 
     Attributes:
         runs: the full model first.
@@ -85,150 +34,40 @@ class LoopedRuns(NamedTuple):
         """See :class:`export.bundle.exportable.Exportable`; the measures are always those of the runs.
 
         Raises:
-            UsageError: a model is not looped, or runs have prompts of different sizes.
+            UsageError: runs have prompts of different sizes.
         """
         files, loops = dict[str, File](), dict[str, float]()
         made, measures = list[Tier](), list[Measure]()
         loaded = [load_run(run) for run in self.runs]
         config, record = loaded[0][0].config, loaded[0][1]
-        function = record.arguments["function"]
+        function, looped = record.arguments["function"], config.injection is not None
         for run, tier, (model, _, metrics) in zip(self.runs, self.tiers, loaded, strict=True):
             shape = model.config
-            if shape.injection is None:
-                given, fix = Raw("an unlooped model"), "Train one without --unlooped."
-                raise UsageError(f"run {run}", given=given, expected="a looped model", fix=fix)
             if (shape.points, shape.dims) != (config.points, config.dims):
                 given = Raw(f"{shape.points} points of {shape.dims} dimensions")
                 expected = f"{config.points} points of {config.dims}, as in {self.runs[0]}"
                 raise UsageError(f"run {run}", given=given, expected=expected, fix="Make a bundle for each of them.")
-            made.append(_tier(model, function, tier, self.artifacts, files, loops))
+            if looped:
+                made.append(looped_tier(model, function, tier, self.artifacts, files, loops))
+            else:
+                made.append(unlooped_tier(model, function, tier, self.artifacts, files))
             measures += in_tier(metrics.measures, tier) if len(self.runs) > 1 else metrics.measures
-        specs, profile = _client_inputs(config)
+        specs, profile = client_inputs(config)
+        outputs = (*numbers("prediction", "residual"), TensorSpec("loops", "INT32", (-1, 1)))
+        kind = "Looped" if looped else "Unlooped"
         manifest = Manifest(
-            name=f"{PREFIX}{function}",
+            name=bundle_name(record.arguments),
             version=1,
-            description=f"Looped transformer of paper 003: {function} functions of {config.dims} dimensions in context",
+            description=f"{kind} transformer of paper 003: {function} functions of {config.dims} dimensions in context",
             inputs=specs,
-            outputs=(*_NUMBERS, TensorSpec("loops", "INT32", (-1, 1))),
-            max_batch_size=_MAX_BATCH_SIZE,
+            outputs=outputs if looped else numbers("prediction"),
+            max_batch_size=MAX_BATCH_SIZE,
             profile=profile,
             tiers=tuple(made),
             golden=f"{self.tiers[0]}.golden.npz",
             files={},
             provenance=record.provenance,
-            program=PROGRAM,
+            program=PROGRAM if looped else None,
             measures=tuple(measures),
         )
         return Contents(manifest, files, loops)
-
-
-def usual_steps(plain: bytes) -> dict[str, tuple[str, bytes]]:
-    """Return precision and file of a step graph by runtime: FP32 for ONNX Runtime, and FP16 for TensorRT."""
-    return {"onnxruntime": ("fp32", fused(plain)), "tensorrt": ("fp16", half(fewest_kernels(plain), fp32_head=True))}
-
-
-def _tier(
-    model: PromptTransformer,
-    function: str,
-    name: str,
-    runtimes: Sequence[str],
-    files: dict[str, File],
-    loops: dict[str, float],
-) -> Tier:
-    """Return the tier of a model, whose files agree with torch within their precision, or raise a GoldenError.
-
-    Args:
-        files: gets its files.
-        loops: gets the mean of the golden prompts on ONNX Runtime.
-    """
-    config, embed, plain = model.config, embed_onnx(model), step_onnx(model)
-    inputs, loop_golden = _golden(model, function)
-    with torch.no_grad():
-        prompt, state = Embed(model)(*(torch.from_numpy(array) for array in inputs.values()))
-        for _ in range(_GOLDEN_LOOPS):
-            state = model.step(state, prompt)
-    last = np.full((_GOLDEN_ROWS, 1), state.shape[1] - 1, np.int64)
-    step_inputs = dict(zip(STEP_INPUTS, (state.numpy(), prompt.numpy(), last), strict=True))
-    goldens = {part: f"{name}.{part}.golden.npz" for part in ("embed", "step")}
-    embed_golden = golden_of(Embed(model), inputs, EMBED_OUTPUTS)
-    step_golden = golden_of(StepGraph(model), step_inputs, STEP_OUTPUTS)
-    states = tuple(TensorSpec(key, "FP32", (-1, -1, config.dim)) for key in ("prompt", "state"))
-    specs, profile = _client_inputs(config)
-    first = checked_file(
-        embed,
-        embed_golden,
-        f"{name}.embed.onnx",
-        "any",
-        "fp32",
-        role="embed",
-        inputs=specs,
-        outputs=states,
-        profile=profile,
-        golden=goldens["embed"],
-    )
-    files |= {f"{name}.golden.npz": loop_golden, goldens["embed"]: embed_golden, goldens["step"]: step_golden}
-    files[first.artifact.file], artifacts = first, [first.artifact]
-    tokens = _profile((3, config.dim), (2 * config.points - 1, config.dim))
-    for runtime, (precision, data) in usual_steps(plain).items():
-        if runtime not in runtimes:
-            continue
-        file = f"{name}.step.{runtime}.{precision}.onnx"
-        # The same tolerance holds for one step and for a whole loop.
-        outputs, worst = _loop(embed, data, inputs, -1.0), worst_tolerance(step_golden, precision)
-        whole = check_outputs(outputs, loop_golden, worst, f"{file}, {_MAX_LOOPS} loops").max_abs_diff
-        files[file] = step = checked_file(
-            data,
-            step_golden,
-            file,
-            runtime,
-            precision,
-            least=whole,
-            role="step",
-            golden=goldens["step"],
-            inputs=(*states, TensorSpec("last", "INT64", (-1, 1))),
-            outputs=(TensorSpec(STEP_OUTPUTS[0], "FP32", (-1, -1, config.dim)), *_NUMBERS),
-            profile={"state": tokens, "prompt": tokens, "last": _profile((1,), (1,))},
-        )
-        artifacts.append(step.artifact)
-        if name not in loops:
-            loops[name] = float(_loop(embed, data, inputs, PROGRAM.tolerance)["loops"].mean())
-    return Tier(name=name, artifacts=tuple(artifacts), golden=f"{name}.golden.npz")
-
-
-def _golden(model: PromptTransformer, function: str) -> tuple[dict[str, Array], Golden]:
-    """Return golden prompts, and the outputs after :data:`_MAX_LOOPS` loops, without a tolerance.
-
-    Where a state does not settle, the rounding of two machines would grow with the loops.
-    """
-    config = model.config
-    xs, ys = draw_prompts(function, 4 * _GOLDEN_ROWS, config.points, config.dims, generator_of(GOLDEN))
-    path = trajectory(model, xs, ys[:, :-1], _MAX_LOOPS)
-    rows = np.sort(np.argsort(path.residuals[-1], kind="stable")[:_GOLDEN_ROWS])
-    inputs = {"xs": xs.numpy()[rows], "ys": ys[:, :-1].numpy()[rows]}
-    outputs = {
-        "prediction": path.predictions[-1][rows, None],
-        "residual": path.residuals[-1][rows, None],
-        "loops": np.full((len(rows), 1), _MAX_LOOPS, np.int32),
-    }
-    return inputs, Golden(inputs, outputs)
-
-
-def _loop(embed: bytes, step: bytes, inputs: dict[str, Array], tolerance: float) -> dict[str, Array]:
-    """Run the loops of some prompts on ONNX Runtime; no residual is below a negative tolerance."""
-    with ExitStack() as stack:
-        runners = [OnnxRuntimeRunner(data, subject="a graph of a loop") for data in (embed, step)]
-        for runner in runners:
-            stack.callback(runner.close)
-        loop = Loop(PROGRAM, {FULL: LoopRunners(*runners)})
-        return dict(loop.compute(inputs, Options(FULL, LoopLimits(_MAX_LOOPS, tolerance))).outputs)
-
-
-def _client_inputs(config: PromptConfig) -> tuple[tuple[TensorSpec, ...], dict[str, Profile]]:
-    """Return what a client sends, and its profiles."""
-    specs = (TensorSpec("xs", "FP32", (-1, -1, config.dims)), TensorSpec("ys", "FP32", (-1, -1)))
-    pairs = config.points - 1
-    return specs, {"xs": _profile((2, config.dims), (config.points, config.dims)), "ys": _profile((1,), (pairs,))}
-
-
-def _profile(least: tuple[int, ...], most: tuple[int, ...]) -> Profile:
-    return Profile(min=(1, *least), opt=(8, *most), max=(_MAX_BATCH_SIZE, *most))

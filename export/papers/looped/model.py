@@ -11,7 +11,8 @@ change of the last two tokens, the last pair's value and the point to predict: â
 
 A served model has two graphs: one embeds prompts, one runs a single loop of several at once. A device keeps the state
 between loops, so that no graph contains ONNX's ``Loop``, which TensorRT and ONNX Runtime can only run as a whole.
-Prompts of different lengths share a run: shorter ones have zeros at the end, which earlier tokens never see.
+Prompts of different lengths share a run: shorter ones have zeros at the end, which earlier tokens never see. An
+unlooped model has one graph, from prompts to predictions.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ STEP_INPUTS: dict[str, dict[int, str]] = {
     "last": {0: "batch"},
 }
 STEP_OUTPUTS = ("next_state", "prediction", "residual")
+UNLOOPED_OUTPUTS = ("prediction",)
 #: GPT-2's deviation of new weights.
 _DEVIATION = 0.02
 
@@ -218,10 +220,26 @@ class StepGraph(_Graph):
         return next_state, prediction, (change / size).sqrt()
 
 
+class UnloopedGraph(_Graph):
+    """A whole model without loops: xs [N, n, d] and ys [N, k] to a prediction [N, 1]."""
+
+    def forward(self, xs: Tensor, ys: Tensor) -> Tensor:
+        """Return the prediction at the first point without a value, or at the last one if all have a value."""
+        prompt = self.model.embed(xs, ys)
+        points, values = (torch.full((xs.shape[0], 1), of.shape[1], device=xs.device) for of in (xs, ys))
+        last = 2 * torch.minimum(points - 1, values)
+        prediction: Tensor = StepGraph(self.model)(self.model.first_state(prompt), prompt, last)[1]
+        return prediction
+
+
 def embed_onnx(model: PromptTransformer) -> bytes:
     """Return the ONNX model of :class:`Embed`."""
-    xs, ys = torch.zeros(2, model.config.points, model.config.dims), torch.zeros(2, model.config.points - 1)
-    return to_onnx(Embed(model), dict(zip(EMBED_INPUTS, (xs, ys), strict=True)), EMBED_OUTPUTS, EMBED_INPUTS)
+    return to_onnx(Embed(model), _prompts(model.config), EMBED_OUTPUTS, EMBED_INPUTS)
+
+
+def unlooped_onnx(model: PromptTransformer) -> bytes:
+    """Return the ONNX model of :class:`UnloopedGraph`."""
+    return to_onnx(UnloopedGraph(model), _prompts(model.config), UNLOOPED_OUTPUTS, EMBED_INPUTS)
 
 
 def step_onnx(model: PromptTransformer) -> bytes:
@@ -235,3 +253,8 @@ def step_feeds(config: PromptConfig, rows: int) -> dict[str, Array]:
     tokens = 2 * config.points - 1
     state, prompt = np.random.default_rng(0).standard_normal((2, rows, tokens, config.dim)).astype(np.float32)
     return dict(zip(STEP_INPUTS, (state, prompt, np.full((rows, 1), tokens - 1, np.int64)), strict=True))
+
+
+def _prompts(config: PromptConfig) -> dict[str, Tensor]:
+    xs, ys = torch.zeros(2, config.points, config.dims), torch.zeros(2, config.points - 1)
+    return dict(zip(EMBED_INPUTS, (xs, ys), strict=True))

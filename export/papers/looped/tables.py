@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from export.estimate.devices import DEFAULT_BOARD
 from export.estimate.parts import predict_file
 from export.estimate.predictions import PredictedLatencies, read_latencies
+from export.estimate.roofline import total
 from export.models.transformer import LayerShape
 from export.papers.experiment import REPORT, ExperimentReport, Part, read_records, read_settings, report_on
-from export.papers.looped.bundle import usual_steps
 from export.papers.looped.measure import TaskResult
-from export.papers.looped.model import PromptConfig, PromptTransformer, step_feeds, step_onnx
+from export.papers.looped.model import (
+    PromptConfig,
+    PromptTransformer,
+    embed_onnx,
+    gpt2_shapes,
+    step_feeds,
+    step_onnx,
+    unlooped_onnx,
+)
 from export.papers.looped.run import Looped, LoopedSettings, seeds_of
+from export.papers.looped.tiers import PROGRAM, usual_files
 from export.report.drawing import write_figure
 from export.report.table import Table, with_tables, write_pages
 from export.training.intervals import Mean, Sample, with_interval
 
 _PAGE = Path(__file__).with_name("RESULTS.md")
 RESULTS = Path(__file__).with_name("results")
-_PREDICTED = RESULTS / "predicted.json"
+_PREDICTED, _SIDE_BY_SIDE = RESULTS / "predicted.json", RESULTS / "predicted-unlooped.json"
 _PAIRS = (5, 6, 7, 8, 10, 15, 20)
 
 
@@ -99,7 +110,10 @@ def pages() -> dict[Path, str]:
     precisions, trials = (
         msgspec.json.decode((RESULTS / f"{name}.json").read_bytes()) for name in ("precisions", "trials")
     )
-    tables = page_tables(report.records, precisions, trials) | {"predicted.json": read_latencies(_PREDICTED).table()}
+    tables = page_tables(report.records, precisions, trials) | {
+        _PREDICTED.name: read_latencies(_PREDICTED).table(),
+        _SIDE_BY_SIDE.name: _side_by_side(read_latencies(_SIDE_BY_SIDE)),
+    }
     by_record = {f"export/papers/looped/results/{name}": table for name, table in tables.items()}
     page = with_tables(_PAGE.read_text(), "python -m export.papers.looped.tables", by_record)
     return {_PAGE: page, RESULTS / REPORT: report.page}
@@ -110,12 +124,52 @@ def predicted() -> PredictedLatencies:
     predictions = []
     for name, shape in (("full", LayerShape(4, 16, 256)), ("reduced", LayerShape(4, 8, 128))):
         config = PromptConfig(dims=5, points=11, dim=64, shapes=(shape,))
-        _, step = usual_steps(step_onnx(PromptTransformer(config)))["tensorrt"]
+        _, step = usual_files(step_onnx(PromptTransformer(config)))["tensorrt"]
         for rows in (1, 8, 64):
             shapes = {key: array.shape for key, array in step_feeds(config, rows).items()}
             one = predict_file(step, shapes, DEFAULT_BOARD.mode, name)
             predictions.append((f"{name}, a step in FP16", f"{rows} row{'s' * (rows > 1)}", one))
     return PredictedLatencies.of(predictions)
+
+
+def predicted_unlooped() -> PredictedLatencies:
+    """Predict an unlooped and a looped model of each function, with the mean loops to the tolerance of bundles."""
+    predictions = []
+    for task in published().records.values():
+        loops = next(one.mean_loops for one in task.stopping if one.tolerance == PROGRAM.tolerance)
+        looped, files = _files(task.dims, task.points)
+        for rows in (1, 64):
+            prompts = {"xs": (rows, task.points, task.dims), "ys": (rows, task.points - 1)}
+            states = {key: array.shape for key, array in step_feeds(looped, rows).items()}
+            size = f"{task.function}, {loops:.1f} loops, {rows} row{'s' * (rows > 1)}"
+            whole, embed, step = (
+                predict_file(file, shapes, DEFAULT_BOARD.mode, task.function)
+                for file, shapes in zip(files, (prompts, prompts, states), strict=True)
+            )
+            predictions += [("unlooped", size, whole), ("looped", size, total([(1, embed), (loops, step)]))]
+    return PredictedLatencies.of(predictions)
+
+
+@cache
+def _files(dims: int, points: int) -> tuple[PromptConfig, tuple[bytes, bytes, bytes]]:
+    """Return a looped model's configuration, and for TensorRT the file of an unlooped one and the looped one's two."""
+    looped = PromptConfig(dims=dims, points=points, dim=64, shapes=gpt2_shapes(64, 4, 1))
+    model = PromptTransformer(looped)
+    unlooped = PromptTransformer(replace(looped, shapes=gpt2_shapes(64, 4, 12), injection=None))
+    (_, whole), (_, step) = (usual_files(of)["tensorrt"] for of in (unlooped_onnx(unlooped), step_onnx(model)))
+    return looped, (whole, embed_onnx(model), step)
+
+
+def _side_by_side(record: PredictedLatencies) -> Table:
+    """Return the table of :func:`predicted_unlooped`, with a row for each size."""
+    sizes: dict[str, list[str]] = {}
+    for row in record.rows:
+        cells = sizes.setdefault(row.size, [])
+        cells.append(f"{row.milliseconds:.3g} ms ({row.low_ms:.3g} … {row.high_ms:.3g})")
+        if len(cells) == 2:
+            cells.append(f"{row.times_faster:.2f}")
+    rows = [(size, *cells) for size, cells in sizes.items()]
+    return Table("", ("request", "unlooped", "looped", "unlooped / looped"), rows, note=record.table().note)
 
 
 def _short(value: Mean | None, form: str = "{:#.2g}") -> str:
@@ -124,6 +178,7 @@ def _short(value: Mean | None, form: str = "{:#.2g}") -> str:
 
 if __name__ == "__main__":
     predicted().write(_PREDICTED)
+    predicted_unlooped().write(_SIDE_BY_SIDE)
     write_pages(pages())
     for name, figure in published().figures.items():
         write_figure(figure, RESULTS / f"{name}.png")
