@@ -13,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from edge.errors import BundleError, Raw
 from export.estimate.structure import PRODUCTS, RECURRENT, structure_of
 from export.estimate.work import ITEM_BYTES, Kernel, Work
+from export.quantize.nested import nested_nodes
 
 #: At most the values of a constant from which a shape may follow.
 _FEW_BYTES = 4096
@@ -97,8 +98,8 @@ class ModelWork:
 
 
 def _has_products(node: NodeProto) -> bool:
-    """Return whether a node has a graph of its own with products: how often they run depends on the input."""
-    return any(inner.op_type in PRODUCTS for attribute in node.attribute for inner in attribute.g.node)
+    """Return whether a node has graphs of its own with products: how often they run depends on the input."""
+    return any(inner.op_type in {*PRODUCTS, *_UNCOUNTED} for inner in nested_nodes([node]))
 
 
 def _is_fixed(value: ValueInfoProto) -> bool:

@@ -17,6 +17,8 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 from onnxruntime.transformers.onnx_model import OnnxModel
 from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
+from export.quantize.nested import nested_nodes
+
 #: What leads from a mean or sum of squares to the normalised tensor.
 _NORMALISING = {"Add", "Sqrt", "Clip", "Reciprocal", "Div", "Mul", "Pow"}
 #: What leads from positions to the angles of a rotary embedding: arithmetic, and changes of the first input's shape.
@@ -174,7 +176,7 @@ def half(
 ) -> bytes:
     """Return the model in FP16 for TensorRT, weights too, with softmaxes and what :func:`keep_fp32` keeps in FP32.
 
-    In branches, softmaxes become FP16, too: the converter would put the casts around them outside.
+    A model with softmaxes in branches has all of them in FP16: the converter would put the casts around them outside.
 
     Token ids stay INT64, and inputs and outputs FP32. A LayerNormalization reads and returns FP16 and sums in FP32, its
     ``stash_type``. TensorRT-RTX fuses attention with and without the casts around a softmax.
@@ -193,15 +195,6 @@ def loaded(model: bytes) -> ModelProto:
     # Recorded types and shapes between nodes would contradict the changes; they can be inferred again.
     del parsed.graph.value_info[:]
     return parsed
-
-
-def branches(graph: GraphProto) -> Iterator[GraphProto]:
-    """Yield the graphs within the nodes of a graph, such as the branches of If."""
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield inner
-                yield from branches(inner)
 
 
 def checked(model: ModelProto, unknown: Collection[str] = ()) -> bytes:
@@ -225,9 +218,9 @@ def _half(
 ) -> ModelProto:
     head = _without_head(model) if fp32_head else None
     kept = [tensor.name for tensor in (*model.graph.input, *model.graph.output) if tensor.name not in fp16_tensors]
-    branching = {node.op_type for branch in branches(model.graph) for node in branch.node}
-    blocked = {"Softmax", *fp32_operators} - branching
-    converted = convert_float_to_float16(model, keep_io_types=kept, op_block_list=sorted(blocked))
+    has_nested = any(node.op_type == "Softmax" for node in nested_nodes(model.graph.node))
+    blocked = [*fp32_operators, *([] if has_nested else ["Softmax"])]
+    converted = convert_float_to_float16(model, keep_io_types=kept, op_block_list=blocked)
     # The converter appends its casts at the end.
     OnnxModel(converted).topological_sort()
     keep_fp32(converted, model)

@@ -22,7 +22,8 @@ from export.bundle.fewest_kernels.attention import attention_of
 from export.bundle.fewest_kernels.graph import Graph
 from export.bundle.fewest_kernels.projections import rewrite
 from export.bundle.fewest_kernels.tokens import order_by_position
-from export.quantize.precision import branches, checked
+from export.quantize.nested import nested_nodes
+from export.quantize.precision import checked
 
 #: From here on Split, Squeeze, Unsqueeze and ReduceSum take sizes and axes as inputs, and DequantizeLinear has an axis.
 _LEAST_OPSET = 13
@@ -39,7 +40,7 @@ def fewest_kernels(model: bytes) -> bytes:
     parsed = onnx.load_from_string(model)
     if any(one.version < _LEAST_OPSET for one in parsed.opset_import if one.domain in ("", "ai.onnx")):
         return model
-    if any(branches(parsed.graph)):
+    if next(nested_nodes(parsed.graph.node), None) is not None:
         return model
     graph = Graph(parsed)
     merged = []
