@@ -77,10 +77,10 @@ class Classifiers(NamedTuple):
         runs: the full model first; also imported runs and those on questions.
         name: of the bundle.
         data: the data directory, of imported runs their texts or images; None takes some of ours, and measures nothing.
-        tiers: a name for each run; each tier has a twin in INT8, ``<tier>-int8``.
+        tiers: a name for each run; each tier of a plain transformer has a twin in INT8, ``<tier>-int8``.
         artifacts: of :data:`export.bundle.exported.RUNTIMES`.
         cascade: share of the hold-out that the first run repeats for the last one, in the tier ``auto``; None is none.
-        open_run: reads a run. Models that a paper changed have no twin in INT8.
+        open_run: reads a run.
     """
 
     runs: Sequence[Path]
@@ -127,7 +127,7 @@ class Classifiers(NamedTuple):
                 *(model, golden, inputs.calibration),
                 name=run.tier,
                 runtimes=self.artifacts,
-                precisions=PRECISIONS if run.is_plain else PRECISIONS[:-1],
+                precisions=PRECISIONS if run.is_plain else ("fp32", "fp16"),
             )
             files |= {golden_file: replaced(golden, raw=inputs.raw), **files_of(exported)}
             tiers += tiers_of(run.tier, exported, golden_file, run.space)
@@ -149,7 +149,7 @@ class Classifiers(NamedTuple):
             measures=(*measures, *of_cascade),
             program=program,
         )
-        # The work of a branch depends on the input.
+        # The work of a branch depends on the input, so that a bundle with one has no latencies.
         return Contents(manifest, files, predicted="always" if all(run.is_plain for run in opened) else "countable")
 
 

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 @precision_option()
 @click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each, seeds from 0 on.")
 @click.option(
-    "--keep-runs", is_flag=True, help="Keep each model as the run OUT/runs/MECHANISM-seedN, for fewheads export."
+    "--keep-runs",
+    is_flag=True,
+    help="Keep each model that is trained now as the run OUT/runs/MECHANISM-seedN, to export.",
 )
 @out_option("Directory for all results; a comparison with the same options resumes there, with more seeds, too.")
 @json_option

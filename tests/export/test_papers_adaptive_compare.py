@@ -13,11 +13,12 @@ from export.cli.compare import compare
 from export.errors import ReductionError
 from export.finetune.models import open_model
 from export.finetune.objectives import outputs_of
-from export.finetune.predictions import predict
+from export.finetune.predictions import predict, read_predictions
 from export.papers.adaptive.measures import HeadUse, Speed, head_use, multiplications
 from export.papers.adaptive.mechanisms import MECHANISMS, SharedInputs
 from export.papers.adaptive.run import MechanismRecord, difference, order_of, tables_of
 from export.papers.adaptive.runs import open_compared
+from export.papers.adaptive.scores import scored_modules
 from export.papers.adaptive.term import adaptive_term
 from export.papers.experiment import read_records
 from tests.support.reduction_data import inputs, model
@@ -132,29 +133,22 @@ def test_seeds_decide_the_order_of_the_paper():
 
 
 def test_the_command_compares_and_refuses_other_settings(place):
-    options = (
-        place / "SST-2",
-        "--data-dir",
-        place,
-        "--limit",
-        64,
-        "--only",
-        "uniform",
-        "--out",
-        place / "out",
-        "--keep-runs",
-    )
+    options = (place / "SST-2", "--data-dir", place, "--limit", 64, "--out", place / "out", "--keep-runs")
+    options = (*options, "--only", "uniform", "--only", "skip")
     (table,) = json.loads(invoke(compare, *options, "--json"))["tables"]
-    assert [row[0] for row in table["rows"]] == ["full", "uniform"]
+    assert [row[0] for row in table["rows"]] == ["full", "uniform", "skip"]
     records = read_records(place / "out", MechanismRecord)
-    assert [[speed.tokens for speed in one.speeds] for one in records.values()] == [[8, 64, None]] * 2
-    full, uniform = records.values()
+    full, uniform, skip = records.values()
+    assert [[speed.tokens for speed in one.speeds] for one in records.values()] == [*[[8, 64, None]] * 2, [None]]
     assert uniform.use.kept == pytest.approx(0.5, abs=0.01)
     assert all(speed.bound > 1 for speed in uniform.speeds)
     assert [speed.bound for speed in full.speeds] == [1, 1, 1]
+    assert skip.use.kept > 0.5
     assert not list((place / "out" / "unfinished").iterdir())
     kept = open_compared(place / "out" / "runs" / "uniform-seed0")
     assert [layer.attention.head_dim for layer in kept.head.transformer.layers] == [8, 8]
+    assert len(scored_modules(open_compared(place / "out" / "runs" / "skip-seed0").head)) == 2
+    assert tuple(read_predictions(place / "out" / "runs" / "skip-seed0", "dev").answers) == skip.answers
     assert open_model(place / "out" / "runs" / "full-seed0").metrics.splits == ("holdout", "dev")
     with pytest.raises(UsageError, match=r"got recipe\.peak_learning_rate 0\.0001, expected .* 0\.001\."):
         invoke(compare, *options, "--lr", 1e-3)

@@ -86,7 +86,7 @@ class Mechanisms(Experiment[MechanismRecord]):
     Args:
         names: of mechanisms.
         out: keeps the states of unfinished trainings, too.
-        keep_runs: whether each trained model is also kept as a run in ``out``.
+        keep_runs: whether each model is also kept as a run in ``out`` when its training ends.
 
     Raises:
         UsageError: the run has another architecture or task.
@@ -252,10 +252,11 @@ def order_of(records: Mapping[str, MechanismRecord]) -> list[Table]:
     """
     rows, groups = [], _by_name(records)
     for lower, higher in pairwise(ORDER):
-        runs, baselines = groups.get(higher, []), groups.get(lower, [])
-        seeds = {run.seed for run in runs} & {run.seed for run in baselines}
+        both = groups.get(higher, []), groups.get(lower, [])
+        seeds = {run.seed for run in both[0]} & {run.seed for run in both[1]}
         if not seeds:
             continue
+        runs, baselines = ([run for run in of if run.seed in seeds] for of in both)
         change = difference(runs, baselines)
         low, high = change.interval
         verdict = "undecided" if len(seeds) < 2 or low <= 0 <= high else "better" if low > 0 else "worse"

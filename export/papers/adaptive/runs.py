@@ -38,5 +38,5 @@ def _new(mechanism: str, **arguments: Any) -> Head:
     head, modules = head_of(**arguments), MECHANISMS[mechanism].modules
     assert modules is not None
     if not isinstance(head, SequenceClassifier):
-        raise TypeError("no labels of a sequence")  # export.training.checkpoint expects this of wrong arguments
+        raise TypeError("no classifier of texts")  # export.training.checkpoint expects this of wrong arguments
     return modules(head)
