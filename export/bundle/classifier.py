@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ from export.bundle.clients import (
 from export.bundle.exportable import Contents, ExportedArtifact, File, OnRows
 from export.bundle.exported import RUNTIMES
 from export.bundle.new_bundles import no_cascade
-from export.bundle.tier_files import export_tier, files_of, tiers_of
+from export.bundle.tier_files import PRECISIONS, export_tier, files_of, tiers_of
 from export.data.examples import HOLDOUT, Examples, drawn, limited, split_holdout
 from export.data.images import ImageFolder, Images, ImageShape, image_step
 from export.data.squad import window_shape
@@ -37,7 +37,7 @@ from export.data.unlabelled import MAX_TEXT_BYTES, read_image, read_pixels, samp
 from export.finetune import IMPORTED
 from export.finetune.image_tasks import ImageTask
 from export.finetune.imported import MOST_HELD_OUT, ImportedTask, check_alike
-from export.finetune.models import Architecture, OpenedModel, open_model, space_of
+from export.finetune.models import MODEL, Architecture, OpenedModel, open_model, space_of
 from export.finetune.predictions import read_matching
 from export.finetune.questions import SquadQuestions, as_imported, questions_task
 from export.finetune.run import split_of, task_of
@@ -64,6 +64,11 @@ class _Run(NamedTuple):
     opened: OpenedModel
     space: str | None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a transformer without the modules of a paper."""
+        return self.opened.config is None or self.opened.config.model == MODEL
+
 
 class Classifiers(NamedTuple):
     """Runs of one task: an :class:`export.bundle.exportable.Exportable`.
@@ -72,9 +77,10 @@ class Classifiers(NamedTuple):
         runs: the full model first; also imported runs and those on questions.
         name: of the bundle.
         data: the data directory, of imported runs their texts or images; None takes some of ours, and measures nothing.
-        tiers: a name for each run; each tier has a twin in INT8, ``<tier>-int8``.
+        tiers: a name for each run; each tier of a plain transformer has a twin in INT8, ``<tier>-int8``.
         artifacts: of :data:`export.bundle.exported.RUNTIMES`.
         cascade: share of the hold-out that the first run repeats for the last one, in the tier ``auto``; None is none.
+        open_run: reads a run.
     """
 
     runs: Sequence[Path]
@@ -83,6 +89,7 @@ class Classifiers(NamedTuple):
     tiers: Sequence[str]
     artifacts: Sequence[str] = RUNTIMES
     cascade: float | None = None
+    open_run: Callable[[Path], OpenedModel] = open_model
 
     def contents(self, on_rows: OnRows | None) -> Contents:
         """See :class:`export.bundle.exportable.Exportable`.
@@ -93,7 +100,7 @@ class Classifiers(NamedTuple):
             DataError: ``data`` cannot be read.
             CheckpointError: ``data`` are others than those that a run was measured on.
         """
-        opened = [_opened(tier, run) for tier, run in zip(self.tiers, self.runs, strict=True)]
+        opened = [_opened(tier, run, self.open_run) for tier, run in zip(self.tiers, self.runs, strict=True)]
         first = opened[0]
         source: _FineTuned | _Imported
         if first.architecture.task in IMPORTED:
@@ -116,7 +123,12 @@ class Classifiers(NamedTuple):
         for run in opened:
             model = _WithOffsets(run.head) if by_token else run.head
             golden, golden_file = golden_of(model, inputs.golden, names), f"{run.tier}.golden.npz"
-            exported = export_tier(model, golden, inputs.calibration, name=run.tier, runtimes=self.artifacts)
+            exported = export_tier(
+                *(model, golden, inputs.calibration),
+                name=run.tier,
+                runtimes=self.artifacts,
+                precisions=PRECISIONS if run.is_plain else ("fp32", "fp16"),
+            )
             files |= {golden_file: replaced(golden, raw=inputs.raw), **files_of(exported)}
             tiers += tiers_of(run.tier, exported, golden_file, run.space)
             measures += source.measures(run, exported, on_rows)
@@ -137,7 +149,8 @@ class Classifiers(NamedTuple):
             measures=(*measures, *of_cascade),
             program=program,
         )
-        return Contents(manifest, files)
+        # The work of a branch depends on the input, so that a bundle with one has no latencies.
+        return Contents(manifest, files, predicted="always" if all(run.is_plain for run in opened) else "countable")
 
 
 class _FineTuned:
@@ -280,8 +293,8 @@ class _WithOffsets(nn.Module):
         return (*tensors_of(self.model(inputs, mask, segments)), offsets.clone())
 
 
-def _opened(tier: str, run: Path) -> _Run:
-    found = as_imported(open_model(run))
+def _opened(tier: str, run: Path, open_run: Callable[[Path], OpenedModel]) -> _Run:
+    found = as_imported(open_run(run))
     head, architecture = found.head, found.architecture
     if architecture is None or head is None:
         fix = "Give runs of 'fewheads finetune' or 'fewheads reduce' on texts or images."

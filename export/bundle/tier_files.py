@@ -19,6 +19,8 @@ from export.quantize.int8 import INT8_OPSET, dynamic_int8, quantized
 from export.quantize.precision import fused, half
 from export.quantize.ranges import Feeds, InputRange, Scheme, input_ranges
 
+#: Of the files of a tier.
+PRECISIONS = ("fp32", "fp16", "int8")
 #: Input to dimension to symbolic name.
 Dynamic = Mapping[str, Mapping[int, str]]
 
@@ -82,7 +84,7 @@ def export_tier(
     name: str = "full",
     dynamic: Dynamic | None = None,
     runtimes: Sequence[str] = RUNTIMES,
-    precisions: Sequence[str] = ("fp32", "fp16", "int8"),
+    precisions: Sequence[str] = PRECISIONS,
     has_head: bool = True,
 ) -> list[ExportedArtifact]:
     """Return the files of a tier: ONNX Runtime in FP32 and INT8, TensorRT in FP16 and INT8.

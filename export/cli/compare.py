@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 @device_option
 @precision_option()
 @click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each, seeds from 0 on.")
+@click.option(
+    "--keep-runs",
+    is_flag=True,
+    help="Keep each model that is trained now as the run OUT/runs/MECHANISM-seedN, to export.",
+)
 @out_option("Directory for all results; a comparison with the same options resumes there, with more seeds, too.")
 @json_option
 def compare(
@@ -45,14 +50,15 @@ def compare(
     device: DeviceName,
     precision: Precision,
     seeds: int,
+    keep_runs: bool,
     out: Path,
     as_json: bool,
 ) -> None:
     """Compare ways to save attention, as paper 002 does.
 
     All start from a fine-tuned RUN, and each gets the same training. Accuracy is measured on dev, and speed on ONNX
-    Runtime, in turns with the dense model: with smaller matrices if possible, else with all scorers and masks. Nothing
-    else should run meanwhile.
+    Runtime, in turns with the dense model: with smaller matrices if possible, else with all scorers, masks and gates.
+    Nothing else should run meanwhile.
     """
     config = recorded(run)
     data_dir = labelled_data(config, data_dir)
@@ -67,5 +73,11 @@ def compare(
                 raise UsageError("--only", given=name, expected=expected, fix=fix)
         chosen = [name for name in MECHANISMS if not names or name in (FULL, *names)]
         recipe = FinetuningRecipe(epochs=epochs, peak_learning_rate=lr, precision=precision)
-        experiment = Mechanisms(run, data_dir, out, chosen, recipe, limit=limit, seeds=seeds, device=device)
+        experiment = Mechanisms(
+            *(run, data_dir, out, chosen, recipe),
+            limit=limit,
+            seeds=seeds,
+            device=device,
+            keep_runs=keep_runs,
+        )
     run_experiment(experiment, out, plots=False, as_json=as_json)

@@ -53,8 +53,11 @@ def _looped(target: NewBundle) -> Exportable:
 
 def _classifiers(target: NewBundle) -> Exportable:
     from export.bundle.classifier import Classifiers
+    from export.papers.adaptive.runs import open_compared
 
-    return Classifiers(target.runs, target.name, target.data, target.tiers, target.artifacts, target.cascade)
+    return Classifiers(
+        *(target.runs, target.name, target.data, target.tiers, target.artifacts, target.cascade), open_compared
+    )
 
 
 #: Kinds by the models of their runs; all other runs are classifiers, or embed.
@@ -130,8 +133,8 @@ def export(
 
     Each calculator becomes a bundle, and looped runs of one function class, the full model first, become the tiers of
     one; so do unlooped ones. Runs of `fewheads finetune`, `import` and `reduce`, the full model first, become the tiers
-    of one bundle, NAME; each has a twin in INT8, TIER-int8. The table has a row for each file, because INT8 differs
-    more from torch than FP32. `fewheads pack` makes a bundle of an ONNX file.
+    of one bundle, NAME; each has a twin in INT8, TIER-int8, except those of `fewheads compare`. The table has a row for
+    each file, because INT8 differs more from torch than FP32. `fewheads pack` makes a bundle of an ONNX file.
     """
     if triton:
         given = {"--version": version != 1, "--tier-name": tiers, "--artifacts": artifacts, "--cascade": cascade}

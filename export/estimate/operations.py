@@ -13,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from edge.errors import BundleError, Raw
 from export.estimate.structure import PRODUCTS, RECURRENT, structure_of
 from export.estimate.work import ITEM_BYTES, Kernel, Work
+from export.quantize.nested import nested_nodes
 
 #: At most the values of a constant from which a shape may follow.
 _FEW_BYTES = 4096
@@ -46,7 +47,9 @@ class ModelWork:
             given, expected = f"operators of {foreign}", "standard ONNX operators, as in files for TensorRT"
             fix = "Export the bundle with --artifacts tensorrt too."
             raise BundleError(subject, given=Raw(given), expected=expected, fix=fix)
-        uncounted = next((node.op_type for node in graph.node if node.op_type in _UNCOUNTED), None)
+        uncounted = next(
+            (node.op_type for node in graph.node if node.op_type in _UNCOUNTED or _has_products(node)), None
+        )
         if uncounted:
             given, expected = f"the operator {uncounted}", f"products by {', '.join(PRODUCTS)}"
             raise BundleError(subject, given=Raw(given), expected=expected, fix=_MEASURE)
@@ -92,6 +95,11 @@ class ModelWork:
                     tensor.raw_data = self._weights[tensor.name]
             _add_computed_shapes(model)
         return model
+
+
+def _has_products(node: NodeProto) -> bool:
+    """Return whether a node has graphs of its own with products: how often they run depends on the input."""
+    return any(inner.op_type in {*PRODUCTS, *_UNCOUNTED} for inner in nested_nodes([node]))
 
 
 def _is_fixed(value: ValueInfoProto) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -104,11 +105,15 @@ class OpenedModel(msgspec.Struct, frozen=True):
         return self.config is not None and bool(self.config.arguments.get("int8"))
 
 
-def open_model(directory: str | Path) -> OpenedModel:
-    """Read a model from a Hugging Face directory or from a run of ``fewheads finetune``."""
+def open_model(directory: str | Path, others: Mapping[str, Callable[..., Head]] | None = None) -> OpenedModel:
+    """Read a model from a Hugging Face directory or from a run of ``fewheads finetune``.
+
+    Args:
+        others: further models of runs by their names; each takes the fields of :class:`Architecture`.
+    """
     if not (Path(directory) / WEIGHTS).exists():
         return OpenedModel(load_pretrained(directory).transformer)
-    head, config, metrics = load(directory, {MODEL: _from_arguments})
+    head, config, metrics = load(directory, {MODEL: head_of, **(others or {})})
     architecture = msgspec.convert(config.arguments, Architecture)
     for name in architecture.int8:
         del head.get_submodule(name).largest
@@ -157,7 +162,8 @@ def with_head(found: OpenedModel, architecture: Architecture, seed: int) -> Head
     return architecture.create(found.transformer)
 
 
-def _from_arguments(**arguments: Any) -> Head:
+def head_of(**arguments: Any) -> Head:
+    """Return a new model of the fields of :class:`Architecture`."""
     try:
         architecture = msgspec.convert(arguments, Architecture)
     except msgspec.ValidationError as error:

@@ -193,8 +193,14 @@ def save_run(
     precision: Precision | None = None,
     trained_on: int | None = None,
     further: Mapping[str, bytes] | None = None,
+    name: str = MODEL,
 ) -> RunMetrics:
-    """Measure a model by its predictions and write its run; ``data_dir`` is recorded if the task reads files."""
+    """Measure a model by its predictions and write its run.
+
+    Args:
+        data_dir: recorded if the task reads files.
+        name: of the model, by which ``others`` of :func:`export.finetune.models.open_model` are found.
+    """
     measures = tuple(measure for name, split in predictions.items() for measure in split.measures(task.metrics, name))
     parameters = sum(parameter.numel() for parameter in model.parameters())
     metrics = msgspec.structs.replace(tuned.metrics(parameters, measures), trained_on=trained_on)
@@ -205,7 +211,7 @@ def save_run(
     arguments = msgspec.to_builtins(architecture)
     space = task.space if isinstance(task, ImportedTask) else None
     history = speedup, precision, processor(), task.own_data, planned, task.split, space
-    config = RunConfig(MODEL, arguments, record, place, *history)
+    config = RunConfig(name, arguments, record, place, *history)
     save(directory, model, config, metrics, contents)
     return metrics
 

@@ -17,6 +17,8 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 from onnxruntime.transformers.onnx_model import OnnxModel
 from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
+from export.quantize.nested import nested_nodes
+
 #: What leads from a mean or sum of squares to the normalised tensor.
 _NORMALISING = {"Add", "Sqrt", "Clip", "Reciprocal", "Div", "Mul", "Pow"}
 #: What leads from positions to the angles of a rotary embedding: arithmetic, and changes of the first input's shape.
@@ -174,6 +176,8 @@ def half(
 ) -> bytes:
     """Return the model in FP16 for TensorRT, weights too, with softmaxes and what :func:`keep_fp32` keeps in FP32.
 
+    A model with softmaxes in branches has all of them in FP16: the converter would put the casts around them outside.
+
     Token ids stay INT64, and inputs and outputs FP32. A LayerNormalization reads and returns FP16 and sums in FP32, its
     ``stash_type``. TensorRT-RTX fuses attention with and without the casts around a softmax.
 
@@ -214,7 +218,9 @@ def _half(
 ) -> ModelProto:
     head = _without_head(model) if fp32_head else None
     kept = [tensor.name for tensor in (*model.graph.input, *model.graph.output) if tensor.name not in fp16_tensors]
-    converted = convert_float_to_float16(model, keep_io_types=kept, op_block_list=["Softmax", *fp32_operators])
+    has_nested = any(node.op_type == "Softmax" for node in nested_nodes(model.graph.node))
+    blocked = [*fp32_operators, *([] if has_nested else ["Softmax"])]
+    converted = convert_float_to_float16(model, keep_io_types=kept, op_block_list=blocked)
     # The converter appends its casts at the end.
     OnnxModel(converted).topological_sort()
     keep_fp32(converted, model)

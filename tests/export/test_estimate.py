@@ -137,6 +137,13 @@ g (float[n, 3] x) => ({output} y)
     ("nodes", "given"),
     [
         ('y = Einsum <equation = "ij,jk->ik"> (x, w)', "the operator Einsum"),
+        (
+            "c = Cast <to = 9> (v) y = If (c) <then_branch = a () => (float[n, 1] p) { p = If (c) "
+            '<then_branch = i () => (float[n, 1] r) { r = Einsum <equation = "ij,jk->ik"> (x, w) }, '
+            "else_branch = j () => (float[n, 1] s) { s = Identity(x) }> }, "
+            "else_branch = b () => (float[n, 1] q) { q = Identity(x) }>",
+            "the operator If",
+        ),
         ("r = Reshape(x, s) c = Concat <axis = 1> (r, x) y = MatMul(c, w)", "a tensor 'c' of unknown shape"),
     ],
 )

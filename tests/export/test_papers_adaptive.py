@@ -14,13 +14,13 @@ from export.finetune.predictions import predict
 from export.finetune.recipe import FinetuningRecipe
 from export.models.attention import MultiHeadAttention
 from export.papers.adaptive.attention import AdaptiveAttention, HeadScorer, hard_keep, soft_keep
-from export.papers.adaptive.run import head_use
+from export.papers.adaptive.measures import head_use
 from export.papers.adaptive.scores import (
     GivenScores,
     GlobalScores,
     GroupedAttention,
     rotated_model,
-    scored_attentions,
+    scored_modules,
     scorers,
     shrunk_model,
     with_scores,
@@ -271,7 +271,7 @@ def test_the_task_trains_the_scorer_in_the_modes_with_a_gradient(learnt, train):
     for mode, expected in (("literal", False), ("fixed", True), ("budget", True)):
         model = with_scores(learnt, mode, scorers(0)).train()
         model.loss(outputs_of(model, batch), batch.targets).backward()
-        gradients = [p.grad for a in scored_attentions(model) for p in a.scorer.parameters()]
+        gradients = [p.grad for a in scored_modules(model) for p in a.scorer.parameters()]
         assert any(g is not None and g.abs().sum() > 0 for g in gradients) is expected
 
 

@@ -3,6 +3,7 @@
 import json
 from functools import cache
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -10,10 +11,14 @@ import torch
 from edge.errors import UsageError
 from export.cli.compare import compare
 from export.errors import ReductionError
+from export.finetune.models import open_model
 from export.finetune.objectives import outputs_of
-from export.finetune.predictions import predict
+from export.finetune.predictions import predict, read_predictions
+from export.papers.adaptive.measures import HeadUse, Speed, head_use, multiplications
 from export.papers.adaptive.mechanisms import MECHANISMS, SharedInputs
-from export.papers.adaptive.run import HeadUse, MechanismRecord, Speed, difference, head_use, multiplications, tables_of
+from export.papers.adaptive.run import MechanismRecord, difference, order_of, tables_of
+from export.papers.adaptive.runs import open_compared
+from export.papers.adaptive.scores import scored_modules
 from export.papers.adaptive.term import adaptive_term
 from export.papers.experiment import read_records
 from tests.support.reduction_data import inputs, model
@@ -40,7 +45,9 @@ def test_a_mechanism_changes_a_copy_ignores_padding_and_trains_in_every_part(nam
         together = outputs_of(changed, rows.batch(np.array([0, longest])))[:1]
     torch.testing.assert_close(alone, together, atol=1e-4, rtol=1e-4)
     difference = np.abs(predict(changed, rows).logits - predict(shared.dense, rows).logits).max()
-    assert (float(difference) < 1e-3) is (name in ("full", "global", "literal", "fixed", "budget")), "until trained"
+    assert (float(difference) < 1e-3) is (name in ("full", "global", "literal", "fixed", "budget", "skip")), (
+        "until trained"
+    )
     batch, kind = shared.batches()[0], MECHANISMS[name].train(shared)
     changed.train().zero_grad()
     loss = changed.loss(outputs_of(changed, batch), batch.targets)
@@ -103,17 +110,46 @@ def test_intervals_are_paired_over_items_and_count_seeds():
     assert (table.rows[1][6], table.rows[1][7:]) == (apart, ("2.00 (2.10)", "smaller"))
 
 
+def test_seeds_decide_the_order_of_the_paper():
+    random = np.random.default_rng(5)
+    targets = random.integers(0, 2, 2000)
+
+    def runs(name, right, seeds=3):
+        return [
+            record(name, n, np.where(random.random(2000) < right, targets, 1 - targets), targets) for n in range(seeds)
+        ]
+
+    records = [*runs("random", 0.6), *runs("global", 0.8), *runs("budget", 0.8), *runs("budget", 0.8, 5)[3:]]
+    (table,) = order_of({f"{run.name}{run.seed}": run for run in records})
+    (first, second), change = table.rows, difference(records[3:6], records[:3])
+    assert first == ("global over random", 3, "0.75 and 0.75", change, "better")
+    assert (second[0], second[1], second[4]) == ("budget over global", 3, "undecided")
+    swapped = [
+        msgspec.structs.replace(run, name={"random": "global", "global": "random"}[run.name]) for run in records[:6]
+    ]
+    assert order_of(dict(enumerate(swapped)))[0].rows[0][4] == "worse"
+    assert order_of(dict(enumerate([swapped[0], swapped[3]])))[0].rows[0][4] == "undecided", "one seed"
+    assert not order_of({"random0": records[0]})
+
+
 def test_the_command_compares_and_refuses_other_settings(place):
-    options = (place / "SST-2", "--data-dir", place, "--limit", 64, "--only", "uniform", "--out", place / "out")
+    options = (place / "SST-2", "--data-dir", place, "--limit", 64, "--out", place / "out", "--keep-runs")
+    options = (*options, "--only", "uniform", "--only", "skip")
     (table,) = json.loads(invoke(compare, *options, "--json"))["tables"]
-    assert [row[0] for row in table["rows"]] == ["full", "uniform"]
+    assert [row[0] for row in table["rows"]] == ["full", "uniform", "skip"]
     records = read_records(place / "out", MechanismRecord)
-    assert [[speed.tokens for speed in one.speeds] for one in records.values()] == [[8, 64]] * 2
-    full, uniform = records.values()
+    full, uniform, skip = records.values()
+    assert [[speed.tokens for speed in one.speeds] for one in records.values()] == [*[[8, 64, None]] * 2, [None]]
     assert uniform.use.kept == pytest.approx(0.5, abs=0.01)
     assert all(speed.bound > 1 for speed in uniform.speeds)
-    assert [speed.bound for speed in full.speeds] == [1, 1]
+    assert [speed.bound for speed in full.speeds] == [1, 1, 1]
+    assert skip.use.kept > 0.5
     assert not list((place / "out" / "unfinished").iterdir())
+    kept = open_compared(place / "out" / "runs" / "uniform-seed0")
+    assert [layer.attention.head_dim for layer in kept.head.transformer.layers] == [8, 8]
+    assert len(scored_modules(open_compared(place / "out" / "runs" / "skip-seed0").head)) == 2
+    assert tuple(read_predictions(place / "out" / "runs" / "skip-seed0", "dev").answers) == skip.answers
+    assert open_model(place / "out" / "runs" / "full-seed0").metrics.splits == ("holdout", "dev")
     with pytest.raises(UsageError, match=r"got recipe\.peak_learning_rate 0\.0001, expected .* 0\.001\."):
         invoke(compare, *options, "--lr", 1e-3)
 

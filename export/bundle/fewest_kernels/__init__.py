@@ -22,6 +22,7 @@ from export.bundle.fewest_kernels.attention import attention_of
 from export.bundle.fewest_kernels.graph import Graph
 from export.bundle.fewest_kernels.projections import rewrite
 from export.bundle.fewest_kernels.tokens import order_by_position
+from export.quantize.nested import nested_nodes
 from export.quantize.precision import checked
 
 #: From here on Split, Squeeze, Unsqueeze and ReduceSum take sizes and axes as inputs, and DequantizeLinear has an axis.
@@ -34,10 +35,12 @@ def fewest_kernels(model: bytes) -> bytes:
     Args:
         model: in FP32, or with QuantizeLinear and DequantizeLinear before its products. Only self-attention with one
             projection each for queries, keys and values of tokens [N, T, d] changes, and what surrounds it. Below
-            opset 13 nothing does.
+            opset 13, and in a model with branches, nothing does.
     """
     parsed = onnx.load_from_string(model)
     if any(one.version < _LEAST_OPSET for one in parsed.opset_import if one.domain in ("", "ai.onnx")):
+        return model
+    if next(nested_nodes(parsed.graph.node), None) is not None:
         return model
     graph = Graph(parsed)
     merged = []

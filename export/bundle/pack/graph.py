@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge.errors import Raw, UsageError
+from export.quantize.nested import nodes_of
 
 if TYPE_CHECKING:
     import onnx
@@ -146,12 +147,3 @@ def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """Yield the nodes of a model and its functions, and those of the graphs nested in them."""
     for nodes in (model.graph.node, *(function.node for function in model.functions)):
         yield from nodes_of(nodes)
-
-
-def nodes_of(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield nodes, and those of the graphs nested in them."""
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                yield from nodes_of(graph.node)

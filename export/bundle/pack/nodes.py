@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from export.bundle.pack.graph import nodes_of
+from export.quantize.nested import nodes_of
 
 #: Ways from the vectors of a text's tokens to one: their mean, or the first of them.
 Pooling = Literal["mean", "cls"]

@@ -16,7 +16,16 @@ from export.data.tokens import Batch, Encoded, sorted_batches
 from export.models.attention import MultiHeadAttention
 from export.models.heads import SequenceClassifier
 from export.papers.adaptive.attention import AdaptiveMode
-from export.papers.adaptive.scores import GivenScores, GlobalScores, rotated_model, scorers, shrunk_model, with_scores
+from export.papers.adaptive.gate import gated_model
+from export.papers.adaptive.scores import (
+    GivenScores,
+    GlobalScores,
+    new_scorer,
+    rotated_model,
+    scorers,
+    shrunk_model,
+    with_scores,
+)
 from export.papers.adaptive.term import GLOBAL_RATE, Penalty, Target
 from export.reduce.grid import Grid, grid_of
 from export.reduce.losses import measure_losses
@@ -59,6 +68,11 @@ class ChangedModel(NamedTuple):
 
 
 _ScorerOf = Callable[[MultiHeadAttention, int], nn.Module]
+_Training = Callable[[SharedInputs], Penalty | Target | None]
+
+
+def _no_loss(shared: SharedInputs) -> None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -70,13 +84,15 @@ class Mechanism:
         train: returns the loss beside the task's.
         shrink: returns smaller matrices with the same outputs; None if there are none.
         calibrated: whether it needs more calibration tokens than the widest layer has features.
+        modules: returns a copy of a model with the same modules as that of ``make``; None for a plain transformer.
     """
 
     what: str
     make: Callable[[SharedInputs], ChangedModel]
-    train: Callable[[SharedInputs], Penalty | Target | None] = lambda shared: None
+    train: _Training = _no_loss
     shrink: Callable[[SequenceClassifier], SequenceClassifier] | None = None
     calibrated: bool = False
+    modules: Callable[[SequenceClassifier], SequenceClassifier] | None = None
 
 
 def random_scores(heads: int, share: float, generator: torch.Generator) -> Tensor:
@@ -107,16 +123,31 @@ def _attention_plan(shared: SharedInputs) -> ChangedModel:
     return ChangedModel(reduced.model, left / sum(shape.num_heads * shape.head_dim for shape in config.layers))
 
 
-def _scored(mode: AdaptiveMode, scorer: Callable[[SharedInputs], _ScorerOf]) -> Callable[[SharedInputs], ChangedModel]:
+def _scored(
+    what: str,
+    mode: AdaptiveMode,
+    scorer_of: Callable[[int, float], _ScorerOf],
+    train: _Training = _no_loss,
+    shrink: Callable[[SequenceClassifier], SequenceClassifier] | None = None,
+) -> Mechanism:
+    """Return a mechanism that scores heads; ``scorer_of`` takes the seed and the share to keep."""
+
     def make(shared: SharedInputs) -> ChangedModel:
-        return ChangedModel(with_scores(rotated_model(shared.dense, shared.batches()), mode, scorer(shared)))
+        rotated = rotated_model(shared.dense, shared.batches())
+        return ChangedModel(with_scores(rotated, mode, scorer_of(shared.seed, shared.share)))
 
-    return make
+    return Mechanism(what, make, train, shrink, modules=lambda model: with_scores(model, mode, scorer_of(0, 0.5)))
 
 
-def _at_random(shared: SharedInputs) -> _ScorerOf:
-    generator = torch.Generator().manual_seed(shared.seed)
-    return lambda attention, number: GivenScores(random_scores(attention.num_heads, shared.share, generator))
+def _at_random(seed: int, share: float) -> _ScorerOf:
+    generator = torch.Generator().manual_seed(seed)
+    return lambda attention, number: GivenScores(random_scores(attention.num_heads, share, generator))
+
+
+def _gated(model: SequenceClassifier, seed: int) -> SequenceClassifier:
+    return gated_model(
+        model, lambda dim, number: new_scorer(dim, 1, _POOLED_SHARE, seed=1000 * seed + number, pooled=True)
+    )
 
 
 #: Mechanisms by name. "Half" in a description stands for ``SharedInputs.share``.
@@ -124,34 +155,43 @@ MECHANISMS = {
     "full": Mechanism(
         "trained on, unchanged", lambda shared: ChangedModel(copy.deepcopy(shared.dense)), shrink=copy.deepcopy
     ),
-    "random": Mechanism("random scores", _scored("fixed", _at_random), shrink=shrunk_model),
-    "global": Mechanism(
+    "random": _scored("random scores", "fixed", _at_random, shrink=shrunk_model),
+    "global": _scored(
         "learnt scores, for all inputs alike",
-        _scored("budget", lambda shared: lambda attention, number: GlobalScores(attention.num_heads)),
+        "budget",
+        lambda seed, share: lambda attention, number: GlobalScores(attention.num_heads),
         lambda shared: Target(shared.share, GLOBAL_RATE),
         shrunk_model,
     ),
-    "uniform": Mechanism(
+    "uniform": _scored(
         "half of every head",
-        _scored(
-            "fixed", lambda shared: lambda a, number: GivenScores(torch.full((a.num_heads,), min(shared.share, 0.5)))
-        ),
+        "fixed",
+        lambda seed, share: lambda a, number: GivenScores(torch.full((a.num_heads,), min(share, 0.5))),
         shrink=shrunk_model,
     ),
-    "literal": Mechanism(
+    "literal": _scored(
         "scores by input, the paper's loss",
-        _scored("literal", lambda shared: scorers(shared.seed)),
+        "literal",
+        lambda seed, share: scorers(seed),
         lambda shared: Penalty("literal"),
     ),
-    "fixed": Mechanism(
+    "fixed": _scored(
         "scores by input, repaired loss",
-        _scored("fixed", lambda shared: scorers(shared.seed)),
+        "fixed",
+        lambda seed, share: scorers(seed),
         lambda shared: Penalty("fixed"),
     ),
-    "budget": Mechanism(
+    "budget": _scored(
         "scores by input, with a budget",
-        _scored("budget", lambda shared: scorers(shared.seed, share=_POOLED_SHARE, pooled=True)),
+        "budget",
+        lambda seed, share: scorers(seed, share=_POOLED_SHARE, pooled=True),
         lambda shared: Target(shared.share),
+    ),
+    "skip": Mechanism(
+        "half of the layers, by input",
+        lambda shared: ChangedModel(_gated(shared.dense, shared.seed)),
+        lambda shared: Target(shared.share),
+        modules=lambda model: _gated(model, 0),
     ),
     "reduced": Mechanism("calibrated reduction of attention", _attention_plan, shrink=copy.deepcopy, calibrated=True),
 }

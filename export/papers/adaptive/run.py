@@ -5,44 +5,48 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import numpy as np
-import torch
+from msgspec.structs import replace
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from edge.datatypes import Array
 from edge.errors import Raw, UsageError
 from edge.files import sha256
-from export.data.tokens import Encoded, Rows, sorted_batches
+from export.data.tokens import Encoded
 from export.finetune.models import open_model
-from export.finetune.objectives import TaskObjective, outputs_of
+from export.finetune.objectives import TaskObjective
 from export.finetune.predictions import METRICS
 from export.finetune.recipe import FinetuningRecipe
-from export.finetune.run import prepare, task_of
+from export.finetune.run import predict_splits, prepare, save_run, task_of
 from export.models.heads import SequenceClassifier
+from export.papers.adaptive.measures import HeadUse, Speed, head_use, speed, speed_on
 from export.papers.adaptive.mechanisms import MECHANISMS, SharedInputs
-from export.papers.adaptive.scores import scored_attentions
+from export.papers.adaptive.runs import name_of
 from export.papers.adaptive.term import AdaptiveObjective, adaptive_term
 from export.papers.experiment import Experiment, Part, unfinished
 from export.reduce.calibration import calibration_batches, check_original
-from export.reduce.latency import feeds_of, measure_models
-from export.reduce.states import recorded
 from export.reduce.target import CALIBRATION_EXAMPLES
 from export.report.table import Table
 from export.training.device import DeviceName, device_of
 from export.training.intervals import Difference, Sample, average
+from export.training.provenance import provenance
 from export.training.runs import WEIGHTS
-from export.training.trainer import train
+from export.training.trainer import Trained, train
 from export.training.watch import Watch
 
-FULL = "full"
+FULL, SKIP = "full", "skip"
+#: Paper 002's order at an equal share of attention: random, learnt for all inputs alike, and by input.
+ORDER = ("random", "global", "budget")
+#: Below ``--out``, of the runs that are kept.
+RUNS = "runs"
 #: Models with scores stop if the hold-out falls by more below the dense run.
 _STOP_BELOW = 0.005
-_LONG_TOKENS, _BATCH = 128, 64
+_LONG_TOKENS = 128
 
 
 class MechanismSettings(msgspec.Struct, frozen=True):
@@ -54,33 +58,12 @@ class MechanismSettings(msgspec.Struct, frozen=True):
     seeds: int
 
 
-class Speed(msgspec.Struct, frozen=True):
-    """Dense time over a model's time, in turns, and the bound: the dense model's multiplications over its own."""
-
-    tokens: int
-    ratio: float
-    bound: float
-
-
-class HeadUse(msgspec.Struct, frozen=True):
-    """Use of a model's heads on some rows.
-
-    Attributes:
-        kept: mean share of the coordinates in use.
-        score: mean score; None for a model without scores.
-        spread: share of a head's variance of scores that is between inputs; 0 if they are the same for all inputs.
-    """
-
-    kept: float
-    score: float | None = None
-    spread: float | None = None
-
-
 class MechanismRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Result of one mechanism and seed.
 
     Attributes:
-        smaller: whether the timed matrices are smaller; otherwise scorers and masks are timed, too.
+        smaller: whether the timed matrices are smaller; otherwise scorers, masks and gates are timed, too.
+        speeds: for inputs of random tokens, except of layers that are skipped by input, and last for rows of dev.
         holdout: the metric on the hold-out, of each epoch.
         answers, targets: classes or values of dev's items.
     """
@@ -103,6 +86,7 @@ class Mechanisms(Experiment[MechanismRecord]):
     Args:
         names: of mechanisms.
         out: keeps the states of unfinished trainings, too.
+        keep_runs: whether each model is also kept as a run in ``out`` when its training ends.
 
     Raises:
         UsageError: the run has another architecture or task.
@@ -122,8 +106,9 @@ class Mechanisms(Experiment[MechanismRecord]):
         limit: int | None,
         seeds: int,
         device: DeviceName,
+        keep_runs: bool = False,
     ) -> None:
-        self._names, self._out, self._device = names, out, device
+        self._names, self._out, self._device, self._keep_runs = names, out, device, keep_runs
         opened = open_model(run)
         task, model, architecture = task_of(opened, run), opened.head, opened.architecture
         assert architecture is not None
@@ -133,7 +118,8 @@ class Mechanisms(Experiment[MechanismRecord]):
             raise UsageError(f"{run}", given=given, expected=expected, fix=fix)
         self.settings: MechanismSettings = MechanismSettings(sha256((run / WEIGHTS).read_bytes()), recipe, limit, seeds)
         data = prepare(task, data_dir, task.reader(run), max_length=architecture.max_length, limit=limit)
-        self._dense, self._task, self._data = model, task, data
+        self._dense, self._task, self._data, self._run, self._data_dir = model, task, data, run, data_dir
+        self._architecture = architecture
         self._dev = next(iter(data.dev.values()))
         self._calibration = cast(Encoded, data.train).first(CALIBRATION_EXAMPLES)
         # The median of dev, because SST-2's hold-out is phrases like its training set.
@@ -167,8 +153,12 @@ class Mechanisms(Experiment[MechanismRecord]):
         predicted: Any = task.predict(model, self._dev)
         model = model.cpu()
         use = head_use(model, self._dev) or HeadUse(made.kept)
+        if self._keep_runs:
+            self._keep(part, model, tuned, predicted)
         small = mechanism.shrink(model) if mechanism.shrink else model
-        speeds = tuple(speed(self._dense, small, tokens) for tokens in self._lengths)
+        lengths = self._lengths if name != SKIP else ()  # what is skipped for random tokens says nothing
+        speeds = tuple(speed(self._dense, small, tokens) for tokens in lengths)
+        speeds = (*speeds, speed_on(self._dense, small, self._dev))
         return MechanismRecord(
             name=name,
             what=mechanism.what,
@@ -182,9 +172,28 @@ class Mechanisms(Experiment[MechanismRecord]):
             targets=tuple(predicted.targets.tolist()),
         )
 
+    def _keep(self, part: Part, model: SequenceClassifier, tuned: Trained, predicted: Any) -> None:
+        (name, seed), recipe, task = part.arguments, self.settings.recipe, self._task
+        number = len(self._data.train.targets)
+        what = f"mechanism {name} from {self._run.name}, {number} examples, {recipe}"
+        save_run(
+            task,
+            self._out / RUNS / part.name,
+            model,
+            replace(self._architecture, transformer=model.transformer.config),
+            task.reader(self._run),
+            {**predict_splits(task, model, self._data, final=False), next(iter(self._data.dev)): predicted},
+            record=provenance(trainer=what, data=task.origin, seed=seed),
+            tuned=tuned,
+            data_dir=self._data_dir,
+            precision=recipe.precision,
+            trained_on=number,
+            name=name_of(name),
+        )
+
     def tables(self, records: Mapping[str, MechanismRecord]) -> list[Table]:
-        """Return the table of all mechanisms."""
-        return tables_of(records)
+        """Return the table of all mechanisms, and that of their order."""
+        return [*tables_of(records), *order_of(records)]
 
 
 def _by_name(records: Mapping[str, MechanismRecord]) -> dict[str, list[MechanismRecord]]:
@@ -210,10 +219,12 @@ def difference(runs: Sequence[MechanismRecord], baselines: Sequence[MechanismRec
 def tables_of(records: Mapping[str, MechanismRecord]) -> list[Table]:
     """Return the table of mechanisms, if there are any; speeds have their bounds in brackets."""
     rows, groups = [], _by_name(records)
+    lengths = list(dict.fromkeys(one.tokens for record in records.values() for one in record.speeds))
+    lengths.sort(key=lambda tokens: tokens or _LONG_TOKENS + 1)
     for name, runs in groups.items():
         first, uses = runs[0], [run.use for run in runs]
-        speeds = [[run.speeds[number] for run in runs] for number in range(len(first.speeds))]
-        ratios = [f"{_mean([one.ratio for one in of]):.2f} ({_mean([one.bound for one in of]):.2f})" for of in speeds]
+        speeds = [[one for run in runs for one in run.speeds if one.tokens == tokens] for tokens in lengths]
+        ratios = [_speeds(of) if of else None for of in speeds]
         scores = [use.score for use in uses if use.score is not None]
         change = difference(runs, groups[FULL]) if name != FULL and FULL in groups else None
         rows.append(
@@ -229,40 +240,33 @@ def tables_of(records: Mapping[str, MechanismRecord]) -> list[Table]:
                 "smaller" if first.smaller else "as it runs",
             )
         )
-    lengths = [f"speed (bound), {one.tokens} tokens" for record in list(records.values())[:1] for one in record.speeds]
-    heads = ("mechanism", "what", "seeds", "attention left", "mean score", "dev", "points over full")
-    return [Table("Mechanisms", (*heads, *lengths, "timed"), rows, texts=2)] if rows else []
+    speeds_on = [f"speed (bound), {'dev' if tokens is None else f'{tokens} tokens'}" for tokens in lengths]
+    heads = ("mechanism", "what", "seeds", "share left", "mean score", "dev", "points over full")
+    return [Table("Mechanisms", (*heads, *speeds_on, "timed"), rows, texts=2)] if rows else []
 
 
-def head_use(model: SequenceClassifier, rows: Rows) -> HeadUse | None:
-    """Return the use of a model's heads on some rows; None for a model without scores."""
-    attentions = scored_attentions(model.eval())
-    if not attentions:
-        return None
-    scores, kept = [], []
-    with torch.no_grad():
-        for indices in sorted_batches(rows.lengths, _BATCH):
-            with recorded(attention.scorer for attention in attentions) as states:
-                outputs_of(model, rows.batch(indices))
-            scores.append(torch.stack([states[attention.scorer].returned for attention in attentions]))
-            kept += [one.keep(of).mean(dim=(1, 2)) for one, of in zip(attentions, scores[-1], strict=True)]
-    every = torch.cat(scores, dim=1)  # [layers, n, H]
-    within, whole = every.var(dim=1, correction=0).mean(), every.var(correction=0)
-    return HeadUse(float(torch.cat(kept).mean()), float(every.mean()), float(within / whole) if whole > 0 else 0.0)
+def order_of(records: Mapping[str, MechanismRecord]) -> list[Table]:
+    """Return the table that decides whether each of :data:`ORDER` is better than the one before, if there are any.
+
+    It is over the seeds that both have. One seed decides nothing.
+    """
+    rows, groups = [], _by_name(records)
+    for lower, higher in pairwise(ORDER):
+        both = groups.get(higher, []), groups.get(lower, [])
+        seeds = {run.seed for run in both[0]} & {run.seed for run in both[1]}
+        if not seeds:
+            continue
+        runs, baselines = ([run for run in of if run.seed in seeds] for of in both)
+        change = difference(runs, baselines)
+        low, high = change.interval
+        verdict = "undecided" if len(seeds) < 2 or low <= 0 <= high else "better" if low > 0 else "worse"
+        left = " and ".join(f"{_mean([run.use.kept for run in of]):.2f}" for of in (runs, baselines))
+        rows.append((f"{higher} over {lower}", len(seeds), left, change, verdict))
+    return [Table("Order", ("comparison", "seeds", "share left", "points", "it is"), rows)] if rows else []
 
 
-def speed(dense: SequenceClassifier, model: nn.Module, tokens: int) -> Speed:
-    """Time a model on ONNX Runtime, CPU, one thread, in turns with the dense one, on an input of some tokens."""
-    feeds = feeds_of(dense.transformer.config, tokens)
-    measured = measure_models(dense, model, feeds)
-    return Speed(tokens, measured.ratio, multiplications(dense, feeds) / multiplications(model, feeds))
-
-
-def multiplications(model: nn.Module, feeds: Mapping[str, Array]) -> int:
-    """Return the multiplications of a model for some inputs, with scorers and masked products."""
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model.eval()(*map(torch.from_numpy, feeds.values()))
-    return int(counter.get_total_flops()) // 2
+def _speeds(of: Sequence[Speed]) -> str:
+    return f"{_mean([one.ratio for one in of]):.2f} ({_mean([one.bound for one in of]):.2f})"
 
 
 def _points(metric: str, answers: Array, targets: Array) -> Array:

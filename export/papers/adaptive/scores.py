@@ -20,6 +20,7 @@ from export.errors import ReductionError
 from export.models.attention import MultiHeadAttention
 from export.models.heads import Head
 from export.papers.adaptive.attention import FIRST_SCORE_LOGIT, AdaptiveAttention, AdaptiveMode, HeadScorer, hard_keep
+from export.papers.adaptive.gate import GatedLayer
 from export.reduce.algebra import blocks, fill, heads_of, joined, query_key_factors, value_output_factors
 from export.reduce.calibration import AttentionStatistics, attention_statistics, check_calibration, check_original
 from export.reduce.states import after_feed_forward, embedded, layers_of
@@ -96,9 +97,9 @@ class GivenScores(nn.Module):
         return self.scores.expand(x.shape[0], -1)
 
 
-def scored_attentions(model: nn.Module) -> list[AdaptiveAttention]:
-    """Return the attentions with a scorer, in order."""
-    return [module for module in model.modules() if isinstance(module, AdaptiveAttention)]
+def scored_modules(model: nn.Module) -> list[AdaptiveAttention | GatedLayer]:
+    """Return the attentions and layers with a scorer, in order."""
+    return [module for module in model.modules() if isinstance(module, AdaptiveAttention | GatedLayer)]
 
 
 def with_scores(model: HeadT, mode: AdaptiveMode, scorer_of: Callable[[MultiHeadAttention, int], nn.Module]) -> HeadT:
@@ -119,11 +120,16 @@ def scorers(seed: int, *, share: int = 4, pooled: bool = False) -> Callable[[Mul
     """Return the ``scorer_of`` of :func:`with_scores` for MLPs of width d / ``share``; the paper has d / 4."""
 
     def scorer(attention: MultiHeadAttention, number: int) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(1000 * seed + number)
-            return HeadScorer(attention.dim, attention.num_heads, share, pooled=pooled)
+        return new_scorer(attention.dim, attention.num_heads, share, seed=1000 * seed + number, pooled=pooled)
 
     return scorer
+
+
+def new_scorer(dim: int, scores: int, share: int, *, seed: int, pooled: bool) -> HeadScorer:
+    """Return a scorer whose weights depend on the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return HeadScorer(dim, scores, share, pooled=pooled)
 
 
 class GroupedAttention(nn.Module):

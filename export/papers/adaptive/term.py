@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from edge.datatypes import Array
 from edge.files import sha256
 from export.finetune.objectives import TaskObjective
-from export.papers.adaptive.scores import scored_attentions
+from export.papers.adaptive.attention import AdaptiveAttention
+from export.papers.adaptive.scores import scored_modules
 
 #: The paper's lambda, in the 85 % of the steps between its first and its last.
 PAPER_WEIGHT = 0.01
@@ -115,10 +116,10 @@ class AdaptiveTerm:
     """The loss of the scores of a model; see :func:`adaptive_term`."""
 
     def __init__(self, model: nn.Module, kind: Penalty | Target) -> None:
-        self._kind, self.attentions = kind, scored_attentions(model)
+        self._kind, self.scored = kind, scored_modules(model)
         self.name = str(kind)
         self.rates: Mapping[nn.Parameter, float] = {
-            parameter: kind.rate for attention in self.attentions for parameter in attention.scorer.parameters()
+            parameter: kind.rate for module in self.scored for parameter in module.scorer.parameters()
         }
         self._budget = Budget(kind.share) if isinstance(kind, Target) else None
         if self._budget is not None:
@@ -126,19 +127,20 @@ class AdaptiveTerm:
         self._scores: dict[nn.Module, Tensor] = {}
 
     def prepare(self, progress: float) -> None:
-        """Cool the gates of a budget."""
-        for attention in self.attentions if self._budget is not None else ():
-            attention.rank_temperature = temperature(progress)
+        """Cool the soft masks of a budget."""
+        for module in self.scored if self._budget is not None else ():
+            if isinstance(module, AdaptiveAttention):
+                module.rank_temperature = temperature(progress)
 
     def loss(self, progress: float) -> Tensor:
         """Return the loss of the scores of the last forward pass."""
-        scores = [self._scores[attention.scorer] for attention in self.attentions]
+        scores = [self._scores[module.scorer] for module in self.scored]
         if isinstance(self._kind, Penalty):
             weight = adaptive_weight(progress) * self._kind.weight / PAPER_WEIGHT
             return weight * adaptive_loss(scores, self._kind.mode)
         assert self._budget is not None
         # The hard gates forward, so that the target is the share that will run, and the soft ones backward.
-        share = torch.stack([a.keep(s).mean() for a, s in zip(self.attentions, scores, strict=True)]).mean()
+        share = torch.stack([a.keep(s).mean() for a, s in zip(self.scored, scores, strict=True)]).mean()
         loss = self._budget.loss(share, progress)
         self._budget.ascend(share.detach(), progress)
         return loss
@@ -155,7 +157,7 @@ def adaptive_term(model: nn.Module, kind: Penalty | Target) -> Iterator[Adaptive
     Inside the block, a budget's multipliers are part of the model, so that the state of an interrupted run has them.
     """
     term = AdaptiveTerm(model, kind)
-    handles = [attention.scorer.register_forward_hook(term.watch) for attention in term.attentions]
+    handles = [module.scorer.register_forward_hook(term.watch) for module in term.scored]
     try:
         yield term
     finally:

@@ -1,0 +1,120 @@
+"""Compared models as runs, bundles and engines, and layers that are skipped by input."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from msgspec.structs import replace
+
+from edge.bundles.bundle import Bundle
+from edge.runtimes.build import build
+from export.cli.export import export
+from export.data.tokens import load_tokenizer
+from export.errors import CheckpointError
+from export.finetune.models import open_model
+from export.papers.adaptive.measures import head_use, speed_on
+from export.papers.adaptive.mechanisms import MECHANISMS
+from export.papers.adaptive.runs import name_of, open_compared
+from export.papers.adaptive.scores import scored_modules
+from export.quantize.calibration import calibration_feeds
+from export.training.checkpoint import save
+from export.training.runs import CONFIG, PREDICTIONS, TOKENIZER
+from tests.support.marks import with_rtx
+from tests.support.sample_requests import column
+from tests.support.stock_client import served_bundles
+from tests.support.task_data import encoded, invoke, make_sentiment
+
+NAMES = ("budget", "skip")
+TEXTS = [text for text, _ in make_sentiment(24, seed=3)]
+
+
+def run_of(place, name):
+    return place / "runs" / name
+
+
+@pytest.fixture(scope="module")
+def bundle(place):
+    """The bundle of a dense run and of mechanisms, whose gates and masks depend on the text."""
+    dense = place / "SST-2"
+    opened = open_model(dense)
+    for name in NAMES:
+        model = MECHANISMS[name].modules(opened.head)
+        torch.manual_seed(7)
+        with torch.no_grad():
+            for module in scored_modules(model):
+                for parameter in module.scorer.parameters():
+                    parameter.normal_(0, 10 if parameter.dim() > 1 else 0.1)
+        files = {file: (dense / file).read_bytes() for file in (PREDICTIONS, TOKENIZER)}
+        save(run_of(place, name), model, replace(opened.config, model=name_of(name)), opened.metrics, files)
+    options = [option for name in ("full", *NAMES) for option in ("--tier-name", name)]
+    options += ["--repository", place, "--name", "sst2", "--json"]
+    (found,) = json.loads(invoke(export, dense, *(run_of(place, name) for name in NAMES), *options))
+    return Bundle.open(found["bundle"])
+
+
+def models(place):
+    return {name: open_compared(run_of(place, name)).head for name in NAMES}
+
+
+def test_dense_and_adaptive_tiers_answer_as_torch_does(bundle, place):
+    tiers = bundle.manifest.tiers
+    assert [tier.name for tier in tiers] == ["full", "full-int8", *NAMES]
+    assert [[(a.runtime, a.precision) for a in tier.artifacts] for tier in tiers[2:]] == [
+        [("onnxruntime", "fp32"), ("tensorrt", "fp16")]
+    ] * 2
+    assert not any(tier.latencies for tier in tiers), "the work of a branch cannot be counted"
+    assert {"dev, tier full", "dev, tier skip"} <= {measure.split for measure in bundle.manifest.measures}
+    tokenizer = load_tokenizer(run_of(place, "skip"))
+    with served_bundles([bundle.path], place / "cache") as ask, torch.no_grad():
+        for name, model in models(place).items():
+            found = ask("sst2", {"text": column(*TEXTS)}, tier=name)["logits"]
+            want = [model(torch.tensor([tokenizer.encode(text).ids]))[0].numpy() for text in TEXTS]
+            np.testing.assert_allclose(found, np.stack(want), atol=1e-4)
+
+
+def test_onnx_runtime_leaves_out_the_work_of_a_skipped_layer(bundle, place, tmp_path):
+    model, rows = models(place)["skip"], encoded(make_sentiment(24, seed=3))
+    data = bundle.read(bundle.artifact("onnxruntime", "skip").file)
+    ran = [attentions_run(data, row, tmp_path) for row in calibration_feeds(rows)]
+    assert set(ran) == {0, 1, 2}, "of two layers, by the text"
+    assert sum(ran) == pytest.approx(head_use(model, rows).kept * 2 * len(ran))
+    dense = open_model(place / "SST-2").head
+    assert speed_on(dense, model, rows).bound == pytest.approx(2 * len(ran) / sum(ran), rel=0.2)
+
+
+def attentions_run(data, row, directory):
+    """Return how many attentions ONNX Runtime computes for one row, by its own profile."""
+    options = onnxruntime.SessionOptions()
+    options.enable_profiling, options.profile_file_prefix = True, str(directory / "profile")
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    names = {"inputs": "input_ids", "mask": "attention_mask"}
+    session.run(None, {new: row[old] for old, new in names.items()})
+    events = json.loads(Path(session.end_profiling()).read_bytes())
+    return sum(event.get("args", {}).get("op_name") == "MultiHeadAttention" for event in events)
+
+
+@with_rtx
+def test_scores_and_branches_compile(bundle, place):
+    for name in NAMES:
+        built = build(bundle, "tensorrt-rtx:SM86", place / "cache", tier=name)
+        assert (built.record.engine.attention_blocks, built.record.engine.attention_fused) == (2, True), name
+
+
+def test_other_commands_refuse_such_a_run(bundle, place, tmp_path):
+    run = shutil.copytree(run_of(place, "skip"), tmp_path / "run")
+    with pytest.raises(
+        CheckpointError,
+        match=r"config\.json field model: got 'adaptive-skip', expected one of transformer-with-head\. Give a run of",
+    ):
+        open_model(run)
+    config = json.loads((run / CONFIG).read_bytes())
+    config["arguments"]["labels"] = []
+    (run / CONFIG).write_text(json.dumps(config))
+    with pytest.raises(
+        CheckpointError, match=r"got no classifier of texts, expected the arguments of adaptive-skip\. Train"
+    ):
+        open_compared(run)
