@@ -93,8 +93,7 @@ class AdaptiveAttention(MultiHeadAttention):
         if not self.training:
             return hard
         soft = soft_keep(scores, self.head_dim, self.head_dim, self.rank_temperature)
-        # The bracket is exactly zero forward and carries the gradient backward.
-        return hard + (soft - soft.detach())
+        return straight_through(hard, soft)
 
 
 def _mean(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -124,6 +123,17 @@ def hard_keep(scores: Tensor, rank_width: int, head_dim: int) -> Tensor:
     return ((scores.detach()[:, :, None] > THRESHOLD) | (number <= rank)).to(scores.dtype)
 
 
+def soft_gate(scores: Tensor) -> Tensor:
+    """Return a smooth version of being above the threshold, whose gradient trains the scorer."""
+    return torch.sigmoid((scores - THRESHOLD) / GATE_TEMPERATURE)
+
+
+def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
+    """Return ``hard``, with the gradient of ``soft``."""
+    # The bracket is exactly zero forward and carries the gradient backward.
+    return hard + (soft - soft.detach())
+
+
 def soft_keep(scores: Tensor, rank_width: int, head_dim: int, rank_temperature: float = RANK_TEMPERATURE) -> Tensor:
     """Return a smooth version of :func:`hard_keep`, whose gradient trains the scorer; same arguments and shape.
 
@@ -132,5 +142,5 @@ def soft_keep(scores: Tensor, rank_width: int, head_dim: int, rank_temperature: 
     number = torch.arange(1, head_dim + 1, dtype=scores.dtype, device=scores.device)
     rank = (rank_width * scores).clamp(min=1)[:, :, None]
     within = torch.sigmoid((rank - number + 0.5) / rank_temperature)  # [N, H, d_k]
-    full = torch.sigmoid((scores - THRESHOLD) / GATE_TEMPERATURE)[:, :, None]  # [N, H, 1]
+    full = soft_gate(scores)[:, :, None]  # [N, H, 1]
     return full + (1 - full) * within

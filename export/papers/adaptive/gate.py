@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from export.models.heads import SequenceClassifier
 from export.models.transformer import Layer, LayerShape, TransformerConfig
-from export.papers.adaptive.attention import GATE_TEMPERATURE, THRESHOLD
+from export.papers.adaptive.attention import THRESHOLD, soft_gate, straight_through
 
 
 class GatedLayer(Layer):
@@ -44,10 +44,7 @@ class GatedLayer(Layer):
         """Return whether each input runs, [N, 1, 1] of 0 and 1, for scores [N, 1]; with a gradient in training."""
         scores = scores[:, :, None]
         hard = (scores.detach() > THRESHOLD).to(scores.dtype)
-        if not self.training:
-            return hard
-        soft = torch.sigmoid((scores - THRESHOLD) / GATE_TEMPERATURE)
-        return hard + (soft - soft.detach())  # see AdaptiveAttention.keep
+        return straight_through(hard, soft_gate(scores)) if self.training else hard
 
     def _run(self, x: Tensor, mask: Tensor | None, keep: Tensor) -> Tensor:
         return torch.where(keep > 0, super().forward(x, mask), x)
