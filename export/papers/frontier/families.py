@@ -41,7 +41,7 @@ def pages() -> dict[Path, str]:
             evaluated = read_records(training)
             records += [record for record in evaluated if record.run not in speeds]  # the original once
             speeds = _speeds(manifest.tiers, evaluated) | speeds
-        records.sort(key=lambda record: speeds[record.run])
+        records.sort(key=lambda record: -record.speed.predicted[0].milliseconds)
         order = _by_speed(manifests).index
         found = {
             "orin": _predicted(trainings, order),
