@@ -7,7 +7,8 @@ import numpy as np
 
 from edge.pb import inference_pb2 as pb
 from tests.conformance.metadata import metadata, ready, statistics
-from tests.conformance.peer import Case, call, flat, infer, outcome, request, slow, steps
+from tests.conformance.peer import Case, call, flat, infer, outcome, slow, steps
+from tests.support.sample_requests import raw_request
 
 
 def _control(what, name, repository="", **parameters):
@@ -93,7 +94,7 @@ CASES = [
     Case("unload with an unknown parameter", _unload("zz", zz=_TEXT), text="'zz', expected unload_dependents"),
     _while_gone("ModelReady", ready("versioned"), "OK: False"),
     _while_gone("ModelInfer", infer(flat(model="versioned")), "NOT_FOUND"),
-    _while_gone("ModelInfer of a version", infer(request("versioned", version="1", x=np.ones(1, np.float32)))),
+    _while_gone("ModelInfer of a version", infer(raw_request("versioned", version="1", x=np.ones(1, np.float32)))),
     _while_gone("ModelMetadata", metadata("versioned"), "NOT_FOUND"),
     _while_gone("ModelStatistics", statistics("versioned")),
     _while_gone("RepositoryIndex", _state("flat"), "OK: 1=UNAVAILABLE unloaded", "flat"),

@@ -12,10 +12,10 @@ import numpy as np
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from edge.datatypes import datatype_of
 from edge.pb import inference_pb2 as pb
 from edge.pb.pool import POOL
-from edge.serving.wire import from_raw, to_raw
+from edge.serving.wire import from_raw
+from tests.support.sample_requests import raw_request
 
 SERVICE = "inference.GRPCInferenceService"
 _METHODS = {method.name: method for method in POOL.FindServiceByName(SERVICE).methods}
@@ -120,17 +120,8 @@ def values(response):
     )
 
 
-def request(model, *, version="", identity="", **inputs):
-    message = pb.ModelInferRequest(model_name=model, model_version=version, id=identity)
-    for name, array in inputs.items():
-        datatype = datatype_of(array)
-        message.inputs.add(name=name, datatype=datatype, shape=array.shape)
-        message.raw_input_contents.append(to_raw(array, datatype))
-    return message
-
-
 def mixed(rows=1, text=b"a"):
-    return request(
+    return raw_request(
         "mixed",
         real=np.full((rows, 4), 1.5, np.float32),
         whole=np.full((rows, 2), 7, np.int64),
@@ -139,7 +130,7 @@ def mixed(rows=1, text=b"a"):
 
 
 def flat(*numbers, model="flat"):
-    return request(model, x=np.array(numbers or (1.5, 2.5), np.float32))
+    return raw_request(model, x=np.array(numbers or (1.5, 2.5), np.float32))
 
 
 def typed(message, index, **contents):
@@ -150,13 +141,7 @@ def typed(message, index, **contents):
 
 
 def slow(count):
-    return request("slow", steps=np.array([[count]], np.int64))
-
-
-def shaped(message, index, *shape):
-    message.inputs[index].ClearField("shape")
-    message.inputs[index].shape.extend(shape)
-    return message
+    return raw_request("slow", steps=np.array([[count]], np.int64))
 
 
 def parameter(name, message=None, **value):

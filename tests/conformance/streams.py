@@ -6,8 +6,8 @@ import numpy as np
 
 from edge.pb import inference_pb2 as pb
 from edge.protocol import FINAL_RESPONSE
-from tests.conformance.peer import Case, flat, mixed, outcome, request, slow
-from tests.support.sample_requests import Sender
+from tests.conformance.peer import Case, flat, mixed, outcome, slow
+from tests.support.sample_requests import Sender, raw_request
 
 
 def _one(response):
@@ -85,7 +85,7 @@ CASES = [
     Case("a stream: what the answer to a bad request holds", _model_of_error),
     _kept_open("an unknown model", _UNKNOWN),
     _kept_open("a wrong shape", mixed(9)),
-    _kept_open("a model that fails", request("failing", index=np.array([5], np.int64))),
+    _kept_open("a model that fails", raw_request("failing", index=np.array([5], np.int64))),
     Case("a stream: triton_final_response", _final(flat()), "True"),
     Case("a stream: triton_final_response of an error", _final(_UNKNOWN)),
     _stream("an empty message", [pb.ModelInferRequest()], "OK: - failed"),

@@ -36,7 +36,7 @@ from edge.settings import TRANSPORTS
 from edge.telemetry.telemetry import Sources, Telemetry
 from tests.support.commands import python
 from tests.support.in_process import running_service, serving_here
-from tests.support.loop_model import NAME, prompt, write_halving_bundle
+from tests.support.loop_model import NAME, loop_request, write_halving_bundle
 from tests.support.sample_requests import REQUESTS, good, methods
 
 #: Kinds that are not listed have the exit code of their base.
@@ -320,9 +320,7 @@ async def test_failing_stream_request_hides_its_error(tmp_path, caplog):
 
 
 async def test_error_after_a_run_is_answered(tmp_path):
-    request = pb.ModelInferRequest(model_name=NAME)
-    request.inputs.add(name="xs", datatype="FP32", shape=[1, *prompt(1).shape[1:]])
-    request.raw_input_contents.append(prompt(1).tobytes())
+    request = loop_request(1)
     async with running_service(tmp_path, lambda repository: write_halving_bundle(repository / NAME)) as running:
         with failing(Call.end_of.__code__), pytest.raises(RuntimeError, match=SECRET):
             await running.infer(request)

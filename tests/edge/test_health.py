@@ -11,7 +11,6 @@ import pytest
 from edge.bundles.expression import TOKENS
 from edge.errors import DeviceFailed, ModelNotReady, RunStuck
 from edge.health.health import Health
-from edge.pb import inference_pb2 as pb
 from edge.repository.control import ModelControl
 from edge.repository.loader import Loader
 from edge.repository.repository import Repository
@@ -22,6 +21,7 @@ from tests.support.in_process import write_oracle_and_failing_bundle
 from tests.support.jobs import WAIT, executor_of, job_of, occupied, output, submitted
 from tests.support.metrics import wait_until
 from tests.support.models import write_oracle_bundle
+from tests.support.sample_requests import raw_request
 from tests.support.server_processes import NOT_SERVING, SERVING, health, is_ready, model_states, problems, served
 
 
@@ -129,10 +129,7 @@ def repository(tmp_path):
 
 
 def request(number=1.0):
-    message = pb.ModelInferRequest(model_name=NAME)
-    message.inputs.add(name="x", datatype="FP32", shape=[1, TOKENS])
-    message.raw_input_contents.append(np.full((1, TOKENS), number, np.float32).tobytes())
-    return message
+    return raw_request(NAME, x=np.full((1, TOKENS), number, np.float32))
 
 
 def test_lost_device_is_reported_and_ends_the_process(repository):
@@ -175,9 +172,7 @@ def test_model_that_fails_on_golden_inputs_is_not_ready_until_it_recovers(reposi
 def test_bad_requests_leave_the_model_ready(tmp_path):
     """An index beyond the table makes the runtime fail, but the model is fine."""
     write_oracle_and_failing_bundle(tmp_path)
-    wrong = pb.ModelInferRequest(model_name="failing")
-    wrong.inputs.add(name="index", datatype="INT64", shape=[1])
-    wrong.raw_input_contents.append(np.int64(4).tobytes())
+    wrong = raw_request("failing", index=np.array([4]))
     with served(tmp_path) as server:
         for _ in range(3):
             for _ in range(8):

@@ -23,12 +23,11 @@ from edge.cli.doctor import bundle_checks
 from edge.errors import BundleError, DeadlineExceeded, InvalidRequest, Overloaded
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
-from edge.serving.wire import to_raw
 from tests.support.commands import mistake, shown
 from tests.support.image_model import LABELS, NAME, bright, encoded, logits, write_image_bundle
 from tests.support.in_process import running_service
 from tests.support.models import ORACLE, write_oracle_bundle
-from tests.support.sample_requests import column, good, triton_input
+from tests.support.sample_requests import column, good, raw_request, triton_input
 
 FILES = [encoded(bright(250, 5)), encoded(bright(10, 200, 30, 20), "JPEG")]
 #: Takes a while to decode, and to encode, so it is made once.
@@ -146,10 +145,7 @@ def test_doctor_and_info_name_the_step_and_what_it_needs(tmp_path, monkeypatch):
 
 
 def images(*files):
-    request = pb.ModelInferRequest(model_name=NAME)
-    request.inputs.add(name="image", datatype="BYTES", shape=[len(files), 1])
-    request.raw_input_contents.append(to_raw(column(*files), "BYTES"))
-    return request
+    return raw_request(NAME, image=column(*files))
 
 
 def write(repository):

@@ -23,7 +23,7 @@ from edge.pb import inference_pb2_grpc
 from edge.serving.streams import MAX_IN_FLIGHT
 from tests.support.metrics import gauge, is_at_rest, wait_until
 from tests.support.models import ORACLE, ORACLE_BUNDLE
-from tests.support.sample_requests import SERVICES, Sender, expression
+from tests.support.sample_requests import SERVICES, Sender, expression, raw_request
 from tests.support.server_models import ECHO_MAX, busy
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
@@ -131,17 +131,15 @@ FIXED_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64 *
 
 
 def test_client_that_does_not_read_stops_the_stream(server, url):
-    data = np.zeros(ECHO_MAX).tobytes()  # 32 KiB
+    data = np.zeros(ECHO_MAX)  # 32 KiB
     sent = []
     bounded = threading.Event()
 
     def requests():
         # Endless, because the size of the transport's buffers differs from machine to machine.
         while not bounded.is_set():
-            request = pb.ModelInferRequest(model_name="echo-fp64", id=str(len(sent)), raw_input_contents=[data])
-            request.inputs.add(name="in_fp64", datatype="FP64", shape=[ECHO_MAX])
             sent.append(len(sent))
-            yield request
+            yield raw_request("echo-fp64", identity=str(sent[-1]), in_fp64=data)
 
     channel = grpc.insecure_channel(url, FIXED_WINDOW)
     stream = Stub(channel).ModelStreamInfer(requests())
@@ -159,7 +157,7 @@ def test_client_that_does_not_read_stops_the_stream(server, url):
         stream.cancel()
         channel.close()
     assert [response.infer_response.id for response in received] == [str(number) for number in sent]
-    assert all(response.infer_response.raw_output_contents == [data] for response in received)
+    assert all(response.infer_response.raw_output_contents == [data.tobytes()] for response in received)
     assert wait_until(lambda: is_at_rest(server))
 
 

@@ -18,7 +18,6 @@ from edge.instruments.sensors import Sensors
 from edge.instruments.snapshot import STAGES, Timings
 from edge.instruments.statistics import ModelStatistics
 from edge.launch import running_server
-from edge.pb import inference_pb2 as pb
 from edge.pb import telemetry_pb2
 from edge.scheduling.job import expired
 from edge.telemetry.board import _SENSORS, BOARD_METRICS, board_metrics, power_metrics
@@ -27,8 +26,8 @@ from edge.telemetry.telemetry import request_metrics
 from tests.support.boards import MODELS, orin_nano, write
 from tests.support.in_process import running_service
 from tests.support.metrics import CountedRequest, page_of, rendered, wait_until
-from tests.support.sample_requests import good, text
-from tests.support.server_models import busy, echo_input, write_busy_bundle, write_echo_bundle
+from tests.support.sample_requests import good, raw_request, text
+from tests.support.server_models import busy, write_busy_bundle, write_echo_bundle
 from tests.support.text_model import write_sentiment_bundle
 
 Get = Callable[[], telemetry_pb2.Reading]
@@ -72,10 +71,7 @@ def value(server, name, **labels):
 
 
 def echo(*numbers):
-    request = pb.ModelInferRequest(model_name="echo-fp32")
-    request.inputs.add(name=echo_input("FP32"), datatype="FP32", shape=[len(numbers)])
-    request.raw_input_contents.append(np.array(numbers, np.float32).tobytes())
-    return request
+    return raw_request("echo-fp32", in_fp32=np.array(numbers, np.float32))
 
 
 async def test_requests_that_fail_early_are_counted_by_reason_and_limit(tmp_path, monkeypatch):

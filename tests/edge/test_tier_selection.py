@@ -6,17 +6,18 @@ import time
 from collections import deque
 from types import MappingProxyType
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.bundles.manifest import Measure
 from edge.errors import InvalidRequest
-from edge.pb import inference_pb2 as pb
 from edge.scheduling.latency import LatencyModel
 from edge.scheduling.tier_selection import AUTO, Demand, LoadLevel, TierSelector
 from tests.support.in_process import running_service
 from tests.support.jobs import executor_of
+from tests.support.sample_requests import raw_request, with_parameters
 from tests.support.server_models import WIDTH, write_tiered_bundle
 
 #: Seconds of a request, of the full tier and of leaner ones.
@@ -174,9 +175,7 @@ async def test_served_model_leaves_out_the_tier_that_its_measures_and_times_rule
         for executor, seconds in zip(running.model("tiered").executors.values(), (100.0, 10.0, 1.0), strict=True):
             executor.latency = LatencyModel()
             executor.latency.observe(1, seconds)
-        request = pb.ModelInferRequest(model_name="tiered")
-        request.inputs.add(name="x", datatype="FP32", shape=(1, WIDTH)).contents.fp32_contents.extend([0.0] * WIDTH)
-        request.parameters["policy"].string_param = "deadline"
+        request = with_parameters(raw_request("tiered", x=np.zeros((1, WIDTH), np.float32)), {"policy": "deadline"})
         parameters = (await running.infer(request, time.monotonic() + 50)).parameters
         assert (parameters["tier"].string_param, parameters["tier_reason"].string_param) == (tier, "deadline")
 

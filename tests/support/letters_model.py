@@ -19,9 +19,8 @@ from edge.datatypes import TensorSpec
 from edge.pb import inference_pb2 as pb
 from edge.programs.generate import generator
 from edge.runtimes.build import load_runner
-from edge.serving.wire import to_raw
 from tests.support.models import graph_of, manifest_of, serialized
-from tests.support.sample_requests import with_parameters
+from tests.support.sample_requests import raw_request, with_parameters
 
 NAME = "letters"
 MAX_BATCH_SIZE, POSITIONS, MAX_TOKENS = 4, 100, 12
@@ -204,13 +203,8 @@ def text_request(*prompts, **parameters):
 
 def ids_request(ids, mask, **parameters):
     """Return a request for the texts that follow ids of tokens, whose form a server remembers."""
-    request = text_request(**parameters)
-    request.ClearField("inputs")
-    for name, values in (("ids", ids), ("mask", mask)):
-        array = np.array(values, np.int64)
-        request.inputs.add(name=name, datatype="INT64", shape=array.shape)
-        request.raw_input_contents.append(to_raw(array, "INT64"))
-    return request
+    arrays = {"ids": np.array(ids, np.int64), "mask": np.array(mask, np.int64)}
+    return with_parameters(raw_request(NAME, **arrays), parameters)
 
 
 #: What the likeliest letter's successor gains; logits differ by 26 at most.

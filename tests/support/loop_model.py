@@ -9,13 +9,12 @@ from edge.bundles.golden import Golden
 from edge.bundles.manifest import Artifact, Profile, Tier, Tolerance
 from edge.bundles.programs import LoopProgram
 from edge.datatypes import TensorSpec
-from edge.pb import inference_pb2 as pb
 from edge.programs.loop import Loop, LoopRunners
 from edge.programs.program import Joining, LoopLimits, Options
 from edge.protocol import BY_BUDGET, BY_TOLERANCE, STOPPED
 from edge.runtimes.build import load_runner
 from tests.support.models import graph_of, manifest_of, serialized
-from tests.support.sample_requests import with_parameters
+from tests.support.sample_requests import raw_request, with_parameters
 
 NAME = "halving"
 MAX_BATCH_SIZE, TOKENS = 4, 5
@@ -104,10 +103,7 @@ def write_halving_bundle(directory, golden_loops=MAX_LOOPS, *, values=False, **c
 
 def loop_request(*values, tokens=3, **parameters):
     """Return a request for the loop: each value ends a prompt."""
-    xs = prompt(*values, tokens=tokens)
-    message = pb.ModelInferRequest(model_name=NAME, raw_input_contents=[xs.tobytes()])
-    message.inputs.add(name="xs", datatype="FP32", shape=xs.shape)
-    return with_parameters(message, parameters)
+    return with_parameters(raw_request(NAME, xs=prompt(*values, tokens=tokens)), parameters)
 
 
 def array_of(response, name):

@@ -5,10 +5,10 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 
-from edge.pb import inference_pb2 as pb
 from tests.support.in_process import running_service
 from tests.support.letters_model import text_request, write_letters_bundle, write_letters_head
 from tests.support.models import serialized
+from tests.support.sample_requests import raw_request, with_parameters
 from tests.support.server_models import failing_graph, write_bundle_of
 
 NAMES = "abcde"
@@ -24,12 +24,7 @@ def write(repository, names=NAMES):
 
 
 def request_to(name, index=2, **parameters):
-    request = pb.ModelInferRequest(model_name=name)
-    request.inputs.add(name="index", datatype="INT64", shape=[1])
-    request.raw_input_contents.append(np.int64(index).tobytes())
-    for key, value in parameters.items():
-        request.parameters[key].int64_param = value
-    return request
+    return with_parameters(raw_request(name, index=np.array([index], np.int64)), parameters)
 
 
 async def ask(running, name, index=2, deadline=None, **parameters):

@@ -1,6 +1,5 @@
 """Good and bad requests to the models of the shared server."""
 
-import struct
 from queue import Queue
 
 import numpy as np
@@ -10,11 +9,13 @@ from grpc_reflection.v1alpha import reflection_pb2
 from tritonclient.utils import np_to_triton_dtype
 
 from edge.bundles.expression import evaluate, tokenize
+from edge.datatypes import datatype_of
 from edge.pb import inference_pb2 as pb
 from edge.pb import telemetry_pb2
 from edge.pb.pool import POOL
 from edge.protocol import HEALTH, INFERENCE, REFLECTION, TELEMETRY
 from edge.rpc import servicers  # noqa: F401 (it adds health and reflection to the pool)
+from edge.serving.wire import to_raw
 from tests.support.models import ORACLE
 
 TOKENS = tokenize(["3 - -4 + 2"])
@@ -22,11 +23,18 @@ TEXTS = ["3 - -4 + 2", "-5 + 1", "7", "1 - 2 + 3 - 4 + 5 - 6 + 7 - 8"]
 TRUTH = np.array([[evaluate(text)] for text in TEXTS], np.float32)
 
 
-def good(rows=1):
-    request = pb.ModelInferRequest(model_name=ORACLE)
-    request.inputs.add(name="x", datatype="FP32", shape=[rows, 15])
-    request.raw_input_contents.append(TOKENS.tobytes() * rows)
+def raw_request(model, *, version="", identity="", **inputs):
+    """A request with arrays by the names of their inputs, in raw contents."""
+    request = pb.ModelInferRequest(model_name=model, model_version=version, id=identity)
+    for name, array in inputs.items():
+        datatype = datatype_of(array)
+        request.inputs.add(name=name, datatype=datatype, shape=array.shape)
+        request.raw_input_contents.append(to_raw(array, datatype))
     return request
+
+
+def good(rows=1):
+    return raw_request(ORACLE, x=np.repeat(TOKENS, rows, axis=0))
 
 
 def in_region(tensor, name, size_bytes, offset=None):
@@ -59,19 +67,23 @@ def changed(change, start=good):
     return request
 
 
+def reshaped(request, *shape, index=0):
+    """Give an input of a request another shape."""
+    request.inputs[index].ClearField("shape")
+    request.inputs[index].shape.extend(shape)
+    return request
+
+
 def shaped(*shape):
-    return changed(lambda r: r.inputs[0].ClearField("shape") or r.inputs[0].shape.extend(shape))
+    return reshaped(good(), *shape)
 
 
 def parameter(name, **value):
     return changed(lambda r: r.parameters[name].MergeFrom(pb.InferParameter(**value)))
 
 
-def expression(*elements, shape=None):
-    request = pb.ModelInferRequest(model_name=ORACLE)
-    request.inputs.add(name="expression", datatype="BYTES", shape=shape or (len(elements), 1))
-    request.raw_input_contents.append(b"".join(struct.pack("<I", len(e)) + e for e in elements))
-    return request
+def expression(*elements):
+    return raw_request(ORACLE, expression=column(*elements))
 
 
 def _text(value):
@@ -93,10 +105,7 @@ CUDA_REGION = pb.CudaSharedMemoryRegisterRequest(name="a")
 
 
 def text(*words, **parameters):
-    request = expression(*(word.encode() for word in words))
-    request.model_name = "sentiment"
-    request.inputs[0].name = "text"
-    return with_parameters(request, parameters)
+    return with_parameters(raw_request("sentiment", text=column(*words)), parameters)
 
 
 def with_parameters(request, parameters):
@@ -111,7 +120,7 @@ SEEDS = {
     method: [message.SerializeToString() for message in messages]
     for method, messages in {
         "ModelInfer": [
-            *(good(), good(65), typed(), expression(b"3 - -4 + 2"), expression(b"1", b"2", shape=(1, 1))),
+            *(good(), good(65), typed(), expression(b"3 - -4 + 2"), reshaped(expression(b"1", b"2"), 1, 1)),
             *(shaped(-1, 15), shaped(2**62, 15), expression(b"\xff"), parameter("teir")),
             parameter("timeout", int64_param=-1),
             *(changed(lambda r: r.outputs.add(name="value")), parameter("sequence_id", uint64_param=7)),

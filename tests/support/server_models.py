@@ -11,8 +11,8 @@ from edge.bundles.golden import Golden
 from edge.bundles.manifest import Profile
 from edge.datatypes import NUMPY_TYPES, TensorSpec
 from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc
 from tests.support.models import graph_of, manifest_of, serialized, tier_of
+from tests.support.sample_requests import raw_request
 
 _ELEMENTS = {name: helper.np_dtype_to_tensor_dtype(dtype) for name, dtype in NUMPY_TYPES.items()}
 ECHO_MAX = 4096
@@ -104,9 +104,7 @@ def write_bundle_of(directory, name, model, inputs, outputs):
 
 
 def busy(steps, timeout_us=0):
-    request = pb.ModelInferRequest(model_name="busy")
-    request.inputs.add(name="steps", datatype="INT64", shape=[1])
-    request.raw_input_contents.append(np.int64(steps).tobytes())
+    request = raw_request("busy", steps=np.array([steps], np.int64))
     if timeout_us:
         request.parameters["timeout"].int64_param = timeout_us
     return request
@@ -114,11 +112,6 @@ def busy(steps, timeout_us=0):
 
 def failures(stub):
     return stub.ModelStatistics(pb.ModelStatisticsRequest(name="busy")).model_stats[0].inference_stats.fail.count
-
-
-Stub = inference_pb2_grpc.GRPCInferenceServiceStub
-
-QUEUE_SIZE = 32
 
 
 WIDTH = 1024

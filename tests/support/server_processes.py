@@ -14,6 +14,7 @@ from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from edge.server import Ready
 from tests.support.models import ORACLE, oracle_golden
+from tests.support.sample_requests import raw_request
 
 SECONDS = 60
 
@@ -57,10 +58,8 @@ def served(repository, *arguments, program="edge", **variables):
 def check_golden(server):
     """Check the oracle's answer to its golden inputs."""
     golden = oracle_golden()
-    tokens = golden.inputs["x"]
-    request = pb.ModelInferRequest(model_name=ORACLE, raw_input_contents=[tokens.tobytes()])
-    request.inputs.add(name="x", datatype="FP32", shape=tokens.shape)
-    value = np.frombuffer(server.stub.ModelInfer(request).raw_output_contents[0], np.float32)
+    answer = server.stub.ModelInfer(raw_request(ORACLE, x=golden.inputs["x"]))
+    value = np.frombuffer(answer.raw_output_contents[0], np.float32)
     np.testing.assert_allclose(value, golden.outputs["value"].reshape(-1), atol=1e-4)
 
 
