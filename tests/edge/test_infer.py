@@ -14,17 +14,14 @@ import pytest
 from click.testing import CliRunner
 
 from edge.__main__ import cli
-from edge.bundles.bundle import write_bundle
 from edge.bundles.expression import tokenize
-from edge.bundles.golden import Golden
-from edge.bundles.manifest import Profile
-from edge.datatypes import TensorSpec
 from edge.launch import running_server
 from edge.pb import inference_pb2
 from tests.support.commands import SECONDS, fewheads, mistake, refusal, shown
 from tests.support.letters_model import FAILING, NAME, PROMPT, TEXT, continued
-from tests.support.models import ORACLE, graph_of, manifest_of, serialized
-from tests.support.server_models import WIDTH, write_tiered_bundle
+from tests.support.models import ORACLE, graph_of, serialized
+from tests.support.sample_requests import column
+from tests.support.server_models import WIDTH, write_bundle_of, write_tiered_bundle
 
 
 def infer(url, *arguments):
@@ -71,22 +68,14 @@ def write_tagger_bundle(directory):
         **sizes,
     )
     outputs = {"labels": labels[None], "logits": logits[None], "offsets": offsets[None]}
-    types = {"labels": ("BYTES", (-1, 5)), "logits": ("FP32", (-1, 5, 2)), "offsets": ("INT64", (-1, 5, 2))}
-    specs = tuple(TensorSpec(name, *of) for name, of in types.items())
-    profile = {"text": Profile(min=(1, 1), opt=(1, 1), max=(8, 1))}
-    manifest = manifest_of("tagger", (TensorSpec("text", "BYTES", (-1, 1)),), specs, profile, max_batch_size=8)
-    golden = Golden({"text": np.array([[b"x"]], object)}, outputs)
-    write_bundle(directory / "tagger", manifest, {"model.onnx": serialized(graph), "golden.npz": golden.encode()})
+    return write_bundle_of(directory, "tagger", serialized(graph), {"text": column("x")}, outputs, 8)
 
 
 def write_encoder_bundle(directory):
     """``encoder``: returns its input as an embedding."""
     graph = graph_of("encoder (float[n, 12] x) => (float[n, 12] embedding) { embedding = Identity(x) }")
-    x, profile = np.ones((1, 12), np.float32), {"x": Profile(min=(1, 12), opt=(1, 12), max=(8, 12))}
-    specs = [(TensorSpec(name, "FP32", (-1, 12)),) for name in ("x", "embedding")]
-    manifest = manifest_of("encoder", *specs, profile, max_batch_size=8)
-    files = {"model.onnx": serialized(graph), "golden.npz": Golden({"x": x}, {"embedding": x}).encode()}
-    write_bundle(directory / "encoder", manifest, files)
+    x = np.ones((1, 12), np.float32)
+    return write_bundle_of(directory, "encoder", serialized(graph), {"x": x}, {"embedding": x}, 8)
 
 
 def write_named_boxes_bundle(directory):
@@ -98,20 +87,13 @@ def write_named_boxes_bundle(directory):
             classes = Cast<to = 8>(scores)
         }"""
     )
-    x, profile = np.ones((1, 1, 4), np.float32), {"x": Profile(min=(1, 1, 4), opt=(1, 1, 4), max=(8, 1, 4))}
-    outputs = {"boxes": x, "scores": x[..., 0], "classes": np.array([[b"1"]], object)}
-    types = {"boxes": ("FP32", (-1, 1, 4)), "scores": ("FP32", (-1, 1)), "classes": ("BYTES", (-1, 1))}
-    specs = tuple(TensorSpec(name, *of) for name, of in types.items())
-    manifest = manifest_of("named", (TensorSpec("x", "FP32", (-1, 1, 4)),), specs, profile, max_batch_size=8)
-    files = {"model.onnx": serialized(graph), "golden.npz": Golden({"x": x}, outputs).encode()}
-    write_bundle(directory / "named", manifest, files)
+    x = np.ones((1, 1, 4), np.float32)
+    outputs = {"boxes": x, "scores": x[..., 0], "classes": column("1")}
+    return write_bundle_of(directory, "named", serialized(graph), {"x": x}, outputs, 8)
 
 
 def test_words_and_vectors_are_shown(tmp_path):
-    write_tagger_bundle(tmp_path)
-    write_encoder_bundle(tmp_path)
-    write_named_boxes_bundle(tmp_path)
-    bundles = [tmp_path / name for name in ("tagger", "encoder", "named")]
+    bundles = [write(tmp_path).path for write in (write_tagger_bundle, write_encoder_bundle, write_named_boxes_bundle)]
     with running_server(bundles, cache=tmp_path / "cache") as ready:
         url = f"127.0.0.1:{ready.grpc_port}"
         lines = [

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.manifest import Artifact, Profile, Tier, Tolerance
@@ -24,11 +24,10 @@ from edge.runtimes.onnxruntime_runner import CUDA as CUDA_PROVIDERS
 from edge.runtimes.runtime import BuildOptions, Source
 from edge.runtimes.table import RUNTIMES, choose, targets
 from edge.runtimes.tensorrt import package
-from tests.data.make_broken_bundles import changed_onnx, external_data
 from tests.support.commands import mistake
 from tests.support.letters_model import MAX_BATCH_SIZE, write_letters_bundle
 from tests.support.marks import with_rtx
-from tests.support.models import ORACLE_BUNDLE, oracle_golden, oracle_manifest, oracle_onnx, serialized
+from tests.support.models import ORACLE_BUNDLE, graph_of, oracle_golden, oracle_manifest, oracle_onnx, serialized
 from tests.support.server_models import table_graph, write_echo_bundle
 
 # The installed ONNX Runtime decides between the two, on a Jetson as anywhere.
@@ -114,9 +113,8 @@ def test_cuda_uses_no_file_with_dynamic_int8(tmp_path):
 
 
 def test_gpu_rejects_dynamic_int8_in_a_file_for_any_runtime():
-    nodes = [helper.make_node("DynamicQuantizeLinear", ["x"], ["y", "scale", "zero"])]
-    x, y = (helper.make_tensor_value_info(n, t, [4]) for n, t in (("x", TensorProto.FLOAT), ("y", TensorProto.UINT8)))
-    model = serialized(helper.make_graph(nodes, "dynamic", [x], [y]))
+    graph = graph_of("dynamic (float[4] x) => (uint8[4] y) { y, scale, zero = DynamicQuantizeLinear(x) }")
+    model = serialized(graph)
     OnnxRuntimeRunner(model, subject="model").close()
     with pytest.raises(BackendError, match=r"model: got dynamic INT8, expected FP32, FP16, or INT8 with fixed scales"):
         OnnxRuntimeRunner(model, subject="model", providers=CUDA_PROVIDERS)
@@ -218,13 +216,10 @@ def recurrent_onnx():
     """One step: x and state [batch, 6] to next = tanh(x @ wx + state @ ws) [batch, 6] and y = next @ wy [batch, 2]."""
     random = np.random.default_rng(0)
     weights = {"wx": (WIDTH, WIDTH), "ws": (WIDTH, WIDTH), "wy": (WIDTH, 2)}
-    nodes = [("MatMul", "x wx", "a"), ("MatMul", "state ws", "b"), ("Add", "a b", "c"), ("Tanh", "c", "next")]
-    nodes.append(("MatMul", "next wy", "y"))
-    made = [helper.make_node(kind, inputs.split(), [output]) for kind, inputs, output in nodes]
-    widths = {"x": WIDTH, "state": WIDTH, "y": 2, "next": WIDTH}
-    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", width]) for name, width in widths.items()]
-    arrays = [numpy_helper.from_array(random.normal(size=of).astype(np.float32), name) for name, of in weights.items()]
-    return serialized(helper.make_graph(made, "recurrent", infos[:2], infos[2:], arrays))
+    text = f"""recurrent (float[n, {WIDTH}] x, float[n, {WIDTH}] state) => (float[n, 2] y, float[n, {WIDTH}] next) {{
+        a = MatMul(x, wx)  b = MatMul(state, ws)  c = Add(a, b)  next = Tanh(c)  y = MatMul(next, wy)
+    }}"""
+    return serialized(graph_of(text, **{n: random.normal(size=of).astype(np.float32) for n, of in weights.items()}))
 
 
 @pytest.fixture
@@ -293,9 +288,8 @@ def test_text_cannot_be_kept_on_the_device(recurrent, tmp_path):
 
 @pytest.mark.parametrize("call", ["infer", "run"])
 def test_error_of_the_runtime_is_only_in_the_log(caplog, call):
-    nodes = [helper.make_node("MatMul", ["a", "b"], ["y"])]
-    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["m", "n"]) for name in "aby"]
-    runner = OnnxRuntimeRunner(serialized(helper.make_graph(nodes, "product", infos[:2], infos[2:])), subject="product")
+    graph = graph_of("product (float[m, n] a, float[m, n] b) => (float[m, n] y) { y = MatMul(a, b) }")
+    runner = OnnxRuntimeRunner(serialized(graph), subject="product")
     with pytest.raises(RunnerError, match=r"product: got \w+, expected an answer. See the server's log.") as caught:
         getattr(runner, call)({"a": np.zeros((2, 3), np.float32), "b": np.zeros((2, 3), np.float32)})
     assert "dimension" not in str(caught.value)
@@ -316,17 +310,11 @@ def test_index_outside_its_table_is_refused(caplog, capfd):
                 "Send the token ids of this model's own tokenizer."
             )
     # What optimizations make of the embeddings of a BERT.
-    node = helper.make_node("EmbedLayerNormalization", ["ids", "", "words", "places", "", "ones", "ones"], ["y", "z"])
-    node.domain = "com.microsoft"
-    tensors = [
-        numpy_helper.from_array(np.ones(shape, np.float32), name)
-        for name, shape in (("words", (9, 4)), ("places", (9, 4)), ("ones", (4,)))
-    ]
-    infos = [
-        helper.make_tensor_value_info("ids", TensorProto.INT32, [1, 1]),
-        helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1, 4]),
-    ]
-    graph = helper.make_graph([node], "g", infos[:1], infos[1:], tensors)
+    text = """embed (int32[1, 1] ids) => (float[1, 1, 4] y) {
+        y, z = com.microsoft.EmbedLayerNormalization(ids, , words, places, , ones, ones)
+    }"""
+    shapes = {"words": (9, 4), "places": (9, 4), "ones": (4,)}
+    graph = graph_of(text, **{name: np.ones(shape, np.float32) for name, shape in shapes.items()})
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
     with pytest.raises(InvalidRequest, match="got an index outside its table, expected values inside"):
@@ -345,25 +333,7 @@ def test_auto_skips_tensorrt_without_pycuda(monkeypatch):
     assert runtime.reason.startswith("TensorRT cannot be used here (pycuda: ")
 
 
-def test_external_weights_are_found_in_subgraphs():
-    def with_external_branch(model):
-        external_data(model)
-        branch = helper.make_graph(
-            [helper.make_node("Identity", ["second"], ["chosen"])],
-            "branch",
-            [],
-            [helper.make_tensor_value_info("chosen", TensorProto.FLOAT, [30, 1])],
-            [model.graph.initializer.pop(2)],
-        )
-        node = helper.make_node("If", ["condition"], ["second"], then_branch=branch, else_branch=branch)
-        model.graph.node.insert(0, node)
-
-    with pytest.raises(BundleError, match="got external data"):
-        OnnxRuntimeRunner(changed_onnx(with_external_branch), subject="oracle")
-
-
 def test_specs_of_half_precision_and_fixed_shapes():
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT16, [2, 3]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", [x], [y])
+    graph = graph_of("relu (float16[2, 3] x) => (float16[2, 3] y) { y = Relu(x) }")
     runner = OnnxRuntimeRunner(serialized(graph), subject="relu")
     assert (runner.inputs, runner.outputs) == ((TensorSpec("x", "FP16", (2, 3)),), (TensorSpec("y", "FP16", (2, 3)),))

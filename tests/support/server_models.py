@@ -86,8 +86,8 @@ def table_graph(rows):
     )
 
 
-def write_bundle_of(directory, name, model, inputs, outputs):
-    """A model without a batch dimension, as the version 1 of ``name``; its inputs and outputs are the golden ones."""
+def write_bundle_of(directory, name, model, inputs, outputs, max_batch_size=0):
+    """The version 1 of ``name``; its inputs and outputs are the golden ones."""
     loaded = onnx.load_from_string(model)
     names = {info.name: info for info in (*loaded.graph.input, *loaded.graph.output)}
     types = {code: datatype for datatype, code in _ELEMENTS.items()}
@@ -98,7 +98,11 @@ def write_bundle_of(directory, name, model, inputs, outputs):
 
     specs = tuple(spec(tensor) for tensor in inputs)
     profile = {s.name: Profile(min=(1,), opt=(8,), max=(ECHO_MAX,)) for s in specs if -1 in s.shape}
-    manifest = manifest_of(name, specs, tuple(spec(tensor) for tensor in outputs), profile)
+    if max_batch_size:
+        rows = {"min": 1, "opt": 1, "max": max_batch_size}
+        profile = {s.name: Profile(**{bound: (most, *s.shape[1:]) for bound, most in rows.items()}) for s in specs}
+    results = tuple(spec(tensor) for tensor in outputs)
+    manifest = manifest_of(name, specs, results, profile, max_batch_size=max_batch_size)
     files = {"model.onnx": model, "golden.npz": Golden(inputs, outputs).encode()}
     return write_bundle(directory / f"{name}-1", manifest, files)
 
