@@ -20,7 +20,7 @@ from edge.runtimes.host import HostDecoder, HostLoop, copying
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from tests.support.decoder_rows import Rows
 from tests.support.letters_model import open_letters
-from tests.support.loop_model import NAME, check_requests_that_join_and_leave, prompt, write_halving_bundle
+from tests.support.loop_model import check_requests_that_join_and_leave, prompt
 from tests.support.models import graph_of, serialized
 
 #: Bytes of the cache of one row at one place: a key of one number, and a value of six.
@@ -127,14 +127,10 @@ COUNTING = """step (float[N, T, 2] state, float[N, T, 2] prompt, int64[N, 1] las
 }"""
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    return write_halving_bundle(tmp_path_factory.mktemp("loop") / NAME)
-
-
 @pytest.fixture(params=["onnxruntime", "simulated:0.01"])
-def runners(request, bundle, tmp_path):
-    both = LoopRunners(*(load_runner(bundle, request.param, tmp_path, role=role).runner for role in ("embed", "step")))
+def runners(request, loop_bundle, tmp_path):
+    loaded = (load_runner(loop_bundle, request.param, tmp_path, role=role) for role in ("embed", "step"))
+    both = LoopRunners(*(one.runner for one in loaded))
     yield both
     for runner in both:
         runner.close()
@@ -145,13 +141,13 @@ def loop_of(bundle, runners, check_every=1):
 
 
 @pytest.mark.parametrize("check_every", [1, 2, 3])
-def test_rows_that_join_and_leave_get_the_right_answers(bundle, runners, check_every):
-    check_requests_that_join_and_leave(loop_of(bundle, runners, check_every), seed=check_every)
+def test_rows_that_join_and_leave_get_the_right_answers(loop_bundle, runners, check_every):
+    check_requests_that_join_and_leave(loop_of(loop_bundle, runners, check_every), seed=check_every)
 
 
-def test_a_row_that_diverges_uses_up_its_budget_beside_others(bundle, runners):
+def test_a_row_that_diverges_uses_up_its_budget_beside_others(loop_bundle, runners):
     """The residual of a prompt that ends with 0 is 0 / 0."""
-    computed = loop_of(bundle, runners).compute({"xs": prompt(0, 1)}, Options("full", LoopLimits(7, 0.1)))
+    computed = loop_of(loop_bundle, runners).compute({"xs": prompt(0, 1)}, Options("full", LoopLimits(7, 0.1)))
     assert computed.outputs["loops"].tolist() == [[7], [4]]
     assert computed.facts["stopped"].tolist() == ["budget", "tolerance"]
     np.testing.assert_array_equal(computed.outputs["residual"], [[np.nan], [1 / 16]])
@@ -195,9 +191,9 @@ def test_a_run_is_as_long_as_its_longest_row_and_reuses_its_arrays(copies):
     runner.close()
 
 
-def test_a_closed_model_keeps_no_memory_of_its_loops(bundle, tmp_path):
-    program = load_tier(bundle, "onnxruntime", tmp_path)
-    model = Model(bundle, {("full", role): loaded for role, loaded in program.files.items()})
+def test_a_closed_model_keeps_no_memory_of_its_loops(loop_bundle, tmp_path):
+    program = load_tier(loop_bundle, "onnxruntime", tmp_path)
+    model = Model(loop_bundle, {("full", role): loaded for role, loaded in program.files.items()})
     model.measure()
     runner = program.files["step"].runner
     session = weakref.ref(runner._session)
@@ -205,8 +201,8 @@ def test_a_closed_model_keeps_no_memory_of_its_loops(bundle, tmp_path):
     assert not session()
 
 
-def test_the_number_of_loops_at_once_is_limited(bundle):
-    path = bundle.path / "manifest.json"
+def test_the_number_of_loops_at_once_is_limited(loop_bundle):
+    path = loop_bundle.path / "manifest.json"
     for wrong in (0, 17):
         text = path.read_text().replace('"tolerance": 0.1', f'"tolerance": 0.1, "check_every": {wrong}')
         with pytest.raises(BundleError, match="check_every"):

@@ -34,10 +34,9 @@ MANY = 6_000
 
 
 @pytest.fixture(scope="module")
-def loops(tmp_path_factory, transport):
-    bundle = write_halving_bundle(tmp_path_factory.mktemp("loop") / NAME)
+def loops(loop_bundle, transport):
     arguments = [f"--transport={transport}", "--instances=1", "--allow-shared-memory"]
-    with running_server([bundle.path, ORACLE_BUNDLE], arguments=arguments) as ready:
+    with running_server([loop_bundle.path, ORACLE_BUNDLE], arguments=arguments) as ready:
         yield ready
 
 
@@ -213,13 +212,8 @@ def test_a_failing_request_of_a_stream_fails_alone(loops, channel):
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    return write_halving_bundle(tmp_path_factory.mktemp("loop") / NAME)
-
-
-@pytest.fixture(scope="module")
-def looped_url(bundle, tmp_path_factory):
-    with running_server([bundle.path], cache=tmp_path_factory.mktemp("cache")) as ready:
+def looped_url(loop_bundle, tmp_path_factory):
+    with running_server([loop_bundle.path], cache=tmp_path_factory.mktemp("cache")) as ready:
         yield f"127.0.0.1:{ready.grpc_port}"
 
 
@@ -249,31 +243,31 @@ def test_infer_sends_a_file_with_limits_or_says_what_is_wrong_with_it(looped_url
         assert message in mistake(*infer, "--input", tensor)
 
 
-def test_bench_measures_the_loops_of_its_limits(bundle, looped_url):
-    bench = ("bench", bundle.path, "--url", looped_url, "--requests", 20)
+def test_bench_measures_the_loops_of_its_limits(loop_bundle, looped_url):
+    bench = ("bench", loop_bundle.path, "--url", looped_url, "--requests", 20)
     for options, loops in (((), 4), (("--max-loops", 3), 3), (("--tolerance", 0.5, "--rows", 2), 1)):
         (report,) = found(*bench, *options)
         assert (report["in_process"]["loops"], report["served"]["loops"]) == (loops, loops)
 
 
-def test_load_has_the_loops_of_its_limits(bundle, looped_url):
+def test_load_has_the_loops_of_its_limits(loop_bundle, looped_url):
     report = found(
-        *("bench", bundle.path, "--url", looped_url, "--rate", 100, "--arrivals", "constant", "--seconds", 0.3),
+        *("bench", loop_bundle.path, "--url", looped_url, "--rate", 100, "--arrivals", "constant", "--seconds", 0.3),
         *("--warm-up", 0, "--tolerance", 0.25, "--max-loops", 9),
     )
     assert [(name, group["requests"], group["loops"]) for name, group in report["groups"].items()] == [("all", 30, 2)]
 
 
-def test_profile_times_files_and_loops(bundle, tmp_path):
+def test_profile_times_files_and_loops(loop_bundle, tmp_path):
     out = tmp_path / "times.json"
-    times = found("profile", bundle.path, "--calls", 3, "--target", "onnxruntime", "--cache", tmp_path, "--out", out)
+    profile = ("profile", loop_bundle.path, "--calls", 3, "--cache", tmp_path)
+    times = found(*profile, "--target", "onnxruntime", "--out", out)
     assert json.loads(out.read_bytes()) == times
     assert [(file["role"], file["rows"]) for file in times["files"]] == [
         (role, rows) for rows in (1, 4) for role in ("embed", "step")
     ]
     assert all(file["milliseconds"] > 0 for file in times["files"])
     assert [(loop["rows"], loop["golden_loops"]) for loop in times["loops"]] == [(1, 4), (4, 4)]
-    profile = ("profile", bundle.path, "--calls", 3, "--cache", tmp_path)
     assert "this takes minutes" in ran(*profile, "--json").stderr
     assert "got a file, expected a free path" in mistake(*profile, "--out", out)
     assert "--lengths: got (8,), expected none with a bundle" in mistake(*profile, "--lengths", 8)
@@ -288,22 +282,22 @@ def test_profile_times_one_loop_of_those_that_are_computed_at_once(tmp_path):
         assert step / 10 < loop["milliseconds"] < 4 * step  # a group of 16 is none, or 16 times as long
 
 
-def test_on_device_measures_loops(bundle, tmp_path):
+def test_on_device_measures_loops(loop_bundle, tmp_path):
     quick = ("--requests=10", "--rounds=2", "--idle-gaps=0.01", "--idle-requests=1", "--target=onnxruntime")
-    record = found("bench", "--on-device", bundle.path, *quick, "--cache", tmp_path)
+    record = found("bench", "--on-device", loop_bundle.path, *quick, "--cache", tmp_path)
     assert {(one["rows"], one["where"], one["loops"]) for one in record["series"]} == {
         (rows, where, 4) for rows in (1, 4) for where in ("in process", "served")
     }
 
 
-def test_info_build_and_doctor_name_the_roles(bundle, tmp_path):
-    text = shown("info", bundle.path)
+def test_info_build_and_doctor_name_the_roles(loop_bundle, tmp_path):
+    text = shown("info", loop_bundle.path)
     assert "step until residual is at most 0.1 (tolerance) or 20 loops are done (max_loops)" in text
-    text = shown("build", bundle.path, "--target", "onnxruntime", "--cache", tmp_path)
+    text = shown("build", loop_bundle.path, "--target", "onnxruntime", "--cache", tmp_path)
     assert all(f"{NAME} 1 (full {role})" in text for role in ("embed", "step"))
-    checks = {check["name"]: check for check in found("doctor", bundle.path)["checks"]}
+    checks = {check["name"]: check for check in found("doctor", loop_bundle.path)["checks"]}
     assert all(checks[f"{NAME} full {role}"]["status"] == "ok" for role in ("embed", "step"))
-    broken = shutil.copytree(bundle.path, tmp_path / "broken")
+    broken = shutil.copytree(loop_bundle.path, tmp_path / "broken")
     (broken / "step.onnx").write_bytes(b"broken")
     done = ran("doctor", broken, "--json")
     assert done.exit_code == 1
@@ -311,8 +305,8 @@ def test_info_build_and_doctor_name_the_roles(bundle, tmp_path):
     assert (check["status"], "step.onnx" in check["found"]) == ("failed", True)
 
 
-def test_a_prompt_has_one_point_more_than_values(bundle, tmp_path):
-    manifest = bundle.manifest
+def test_a_prompt_has_one_point_more_than_values(loop_bundle, tmp_path):
+    manifest = loop_bundle.manifest
     for points, values in (("xs", None), ("xs", "zz"), ("xs", "xs")):
         program = msgspec.structs.replace(manifest.program, points=points, values=values)
         with pytest.raises(BundleError, match=r"loop points and values: got .*, expected two of \['xs'\], or neither"):

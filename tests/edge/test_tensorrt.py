@@ -6,7 +6,6 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from edge.bundles.manifest import Profile
 from edge.errors import BackendError, BundleError
@@ -198,8 +197,7 @@ def test_unusable_models_are_rejected():
         compiled(oracle_onnx(), device="SM75")
 
 
-node = helper.make_node
-FLOAT, HEADS, LONG, INT8_LONG = TensorProto.FLOAT, 4, 128, 512
+HEADS, LONG, INT8_LONG = 4, 128, 512
 
 
 def quantized(*names):
@@ -239,26 +237,18 @@ def attention(
 
 def indices():
     """Return a model whose inputs index a table of 7 rows and 5 columns; ``INDEX_LIMITS`` has the limits."""
-    names = ("both", "elements", "changed", "several", "dynamic")
-    nodes = [
-        node("Gather", ["table", "both"], ["rows"]),
-        node("Cast", ["both"], ["narrow"], to=TensorProto.INT32),
-        node("Unsqueeze", ["narrow", "last"], ["column"]),
-        node("Gather", ["table", "column"], ["columns"], axis=-1),
-        node("GatherElements", ["table", "elements"], ["each"], axis=0),
-        node("Add", ["changed", "last"], ["after"]),
-        node("Gather", ["table", "after"], ["shifted"]),
-        node("GatherND", ["table", "several"], ["points"]),
-        node("Gather", ["x", "dynamic"], ["parts"]),
-    ]
-    widths = {"elements": [5], "several": [2]}
-    inputs = [(name, TensorProto.INT64, ["n", *widths.get(name, [])]) for name in names] + [("x", FLOAT, ["m", 4])]
-    shapes = {"rows": 2, "columns": 3, "each": 2, "shifted": 2, "points": 1, "parts": 2}
-    outputs = [(name, FLOAT, [None] * rank) for name, rank in shapes.items()]
-    ends = [[helper.make_tensor_value_info(*each) for each in some] for some in (inputs, outputs)]
-    constants = {"table": np.zeros((7, 5), np.float32), "last": np.array([1])}
-    tensors = [numpy_helper.from_array(value, name) for name, value in constants.items()]
-    return serialized(helper.make_graph(nodes, "model", *ends, tensors))
+    text = """model (int64[n] both, int64[n, 5] elements, int64[n] changed, int64[n, 2] several, int64[n] dynamic,
+            float[m, 4] x)
+        => (float[?, ?] rows, float[?, ?, ?] columns, float[?, ?] each, float[?, ?] shifted, float[?] points,
+            float[?, ?] parts) {
+        rows = Gather(table, both)
+        narrow = Cast<to = 6>(both)  column = Unsqueeze(narrow, last)  columns = Gather<axis = -1>(table, column)
+        each = GatherElements<axis = 0>(table, elements)
+        after = Add(changed, last)  shifted = Gather(table, after)
+        points = GatherND(table, several)
+        parts = Gather(x, dynamic)
+    }"""
+    return serialized(graph_of(text, table=np.zeros((7, 5), np.float32), last=np.array([1])))
 
 
 INDEX_LIMITS = {"both": 5, "elements": 7}

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
 from edge.datatypes import NUMPY_TYPES, TensorSpec, byte_size, datatype_of
-from edge.errors import InvalidRequest, Unsupported
+from edge.errors import InvalidRequest
 from edge.pb import inference_pb2 as pb
 from edge.protocol import INFERENCE
 from edge.serving.call import MESSAGE, InferResponse
@@ -199,14 +199,6 @@ def test_outputs_are_all_or_the_requested_ones():
         requested_outputs(request, specs)
 
 
-def test_shared_memory_is_not_allowed_by_default():
-    request = pb.ModelInferRequest()
-    tensor = request.inputs.add(name="t", datatype="FP32", shape=[1])
-    tensor.parameters["shared_memory_region"].string_param = "region"
-    with pytest.raises(Unsupported, match="inputs: got shared memory"):
-        decoded(request, TensorSpec("t", "FP32", (-1,)))
-
-
 @given(bytes_arrays())
 def test_bytes_are_as_triton_writes_and_reads_them(array):
     raw = to_raw(array, "BYTES")
@@ -223,64 +215,41 @@ def test_text_is_sent_as_utf8_as_triton_writes_it(array):
 MOST_PARTS, MOST_NUMBERS = 16 * 1024, 8 * 2**20
 
 
-def with_inputs(count):
-    request = pb.ModelInferRequest()
-    for _ in range(count):
-        request.inputs.add()
-    return request
-
-
-def with_texts(count, size=0):
-    request = pb.ModelInferRequest()
-    request.inputs.add(name="n").contents.bytes_contents.extend([b"t" * size] * count)
-    return request
-
-
-def with_dimensions(count):
-    request = pb.ModelInferRequest()
-    request.inputs.add().shape.extend([1] * count)
-    return request
-
-
-def with_contents(**values):
-    request = pb.ModelInferRequest()
-    request.inputs.add(contents=pb.InferTensorContents(**values))
-    return request
-
-
-def raw_contents(count):
-    return pb.ModelInferRequest(raw_input_contents=[b""] * count)
-
-
 FIELDS = "request message: got more than 16384 fields, expected at most 16384. Send fewer of them at once, and large"
+NUMBERS = "request message: got more than 8388608 typed numbers, expected at most 8388608. Send fewer"
+
+
+def one_input(**fields):
+    return {"inputs": [fields]}
+
+
+def typed_texts(count, size=0):
+    return one_input(name="n", contents={"bytes_contents": [b"t" * size] * count})
+
+
+def typed_numbers(count, unsigned=0):
+    contents = {"bool_contents": [True] * count, "uint_contents": [2**32 - 1] * unsigned}
+    return one_input(contents=contents)
 
 
 @pytest.mark.parametrize(
-    ("most", "more", "message"),
+    ("fields", "most", "more", "message"),
     [
-        (lambda: with_inputs(MOST_PARTS), lambda: with_inputs(MOST_PARTS + 1), FIELDS),
-        (lambda: raw_contents(MOST_PARTS), lambda: raw_contents(MOST_PARTS + 1), FIELDS),
+        (lambda count: {"inputs": [{}] * count}, MOST_PARTS, 1, FIELDS),
+        (lambda count: {"raw_input_contents": [b""] * count}, MOST_PARTS, 1, FIELDS),
         # The input, its name and its contents are parts, too; so are the input and the one field of its dimensions.
-        (lambda: with_texts(MOST_PARTS - 3), lambda: with_texts(MOST_PARTS - 2), FIELDS),
-        (lambda: with_texts(MOST_PARTS - 3, 200), lambda: with_texts(MOST_PARTS - 2, 200), FIELDS),
-        (lambda: with_dimensions(MOST_PARTS - 2), lambda: with_dimensions(MOST_PARTS - 1), FIELDS),
-        (
-            lambda: with_contents(int64_contents=[1] * MOST_NUMBERS),
-            lambda: with_contents(int64_contents=[1] * (MOST_NUMBERS + 1)),
-            "request message: got more than 8388608 typed numbers, expected at most 8388608. Send fewer",
-        ),
-        (
-            lambda: with_contents(bool_contents=[True] * MOST_NUMBERS),
-            lambda: with_contents(bool_contents=[True] * MOST_NUMBERS, uint_contents=[2**32 - 1] * SMALL_BYTES),
-            "typed numbers",
-        ),
+        (typed_texts, MOST_PARTS - 3, 1, FIELDS),
+        (lambda count: typed_texts(count, 200), MOST_PARTS - 3, 1, FIELDS),
+        (lambda count: one_input(shape=[1] * count), MOST_PARTS - 2, 1, FIELDS),
+        (lambda count: one_input(contents={"int64_contents": [1] * count}), MOST_NUMBERS, 1, NUMBERS),
+        (lambda count: typed_numbers(MOST_NUMBERS, count - MOST_NUMBERS), MOST_NUMBERS, SMALL_BYTES, NUMBERS),
     ],
     ids=["inputs", "raw contents", "texts", "long texts", "dimensions", "integers", "integers of two fields"],
 )
-def test_parts_of_a_message_are_limited(most, more, message):
-    check_message(most().SerializeToString())
+def test_parts_of_a_message_are_limited(fields, most, more, message):
+    check_message(pb.ModelInferRequest(**fields(most)).SerializeToString())
     with pytest.raises(InvalidRequest, match=re.escape(message)):
-        check_message(more().SerializeToString())
+        check_message(pb.ModelInferRequest(**fields(most + more)).SerializeToString())
 
 
 LARGE = "x" * (SMALL_BYTES + 1)
@@ -306,14 +275,14 @@ def test_parts_that_are_never_large_are_refused_before_they_are_copied(subject, 
 
 
 def test_nothing_hides_the_parts_behind_it():
-    inputs = with_inputs(MOST_PARTS + 1).SerializeToString()
+    two, many = (pb.ModelInferRequest(inputs=[{}] * count).SerializeToString() for count in (2, MOST_PARTS + 1))
     group = bytes([15 << 3 | 3, 15 << 3 | 4])
     numbers = bytes([15 << 3 | 1]) + bytes(8) + bytes([15 << 3 | 5]) + bytes(4) + bytes([15 << 3]) + b"\xff" * 9 + b"\1"
     long_tag = b"\xfa\xff\xff\xff\x0f\0"
     for before in (group, numbers, long_tag, good().SerializeToString()):
-        assert pb.ModelInferRequest.FromString(before + with_inputs(2).SerializeToString())
+        assert pb.ModelInferRequest.FromString(before + two)
         with pytest.raises(InvalidRequest, match="fields"):
-            check_message(before + inputs)
+            check_message(before + many)
 
 
 @given(st.binary(max_size=200), st.integers(0, 200))
@@ -324,23 +293,15 @@ def test_what_is_no_message_is_left_to_the_parser(data, cut):
 
 
 LONG = "x" * 1025
+LONGER = "got 1025 characters, expected at most 1024. Send a shorter one."
 NAMES = [
-    (lambda r: setattr(r, "id", LONG), "id of the request: got 1025 characters, expected at most 1024. Send a shorter"),
-    (
-        lambda r: setattr(r, "model_name", LONG),
-        "model_name: got 1025 characters, expected at most 1024. Send a shorter",
-    ),
-    (lambda r: setattr(r, "model_version", LONG), "model_version: got 1025 characters, expected at most 1024. Send"),
-    (lambda r: setattr(r.inputs[0], "name", LONG), "input name: got 1025 characters, expected at most 1024. Send"),
-    (
-        lambda r: r.outputs.add(name=LONG),
-        "output name: got 1025 characters, expected at most 1024. Send a shorter one.",
-    ),
-    (lambda r: r.parameters[LONG], "parameter name: got 1025 characters, expected at most 1024. Send a shorter one."),
-    (
-        lambda r: r.parameters["head"].MergeFrom(pb.InferParameter(string_param=LONG)),
-        "parameter 'head': got 1025 characters, expected at most 1024. Send a shorter one.",
-    ),
+    (lambda r: setattr(r, "id", LONG), f"id of the request: {LONGER}"),
+    (lambda r: setattr(r, "model_name", LONG), f"model_name: {LONGER}"),
+    (lambda r: setattr(r, "model_version", LONG), f"model_version: {LONGER}"),
+    (lambda r: setattr(r.inputs[0], "name", LONG), f"input name: {LONGER}"),
+    (lambda r: r.outputs.add(name=LONG), f"output name: {LONGER}"),
+    (lambda r: r.parameters[LONG], f"parameter name: {LONGER}"),
+    (lambda r: setattr(r.parameters["head"], "string_param", LONG), f"parameter 'head': {LONGER}"),
     (
         lambda r: [r.parameters[f"own {number}"] for number in range(65)],
         "parameters of the request: got 65, expected at most 64. Send those that the server reads, and no others.",
@@ -354,7 +315,7 @@ NAMES = [
         "parameters of output 'value': got 65, expected at most 64. Send those",
     ),
     (
-        lambda r: r.parameters["stop"].MergeFrom(pb.InferParameter(string_param="x" * 12_305)),
+        lambda r: setattr(r.parameters["stop"], "string_param", "x" * 12_305),
         "parameter 'stop': got 12305 characters, expected 4 texts of up to 256 characters. Give fewer",
     ),
 ]
@@ -374,7 +335,7 @@ async def test_names_and_numbers_are_limited(tmp_path):
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_refused_messages_have_the_status_of_other_bad_requests(tmp_path, transport):
     async with serving_here(tmp_path, transport) as channel:
-        data = with_texts(MOST_PARTS, 4).SerializeToString()
+        data = pb.ModelInferRequest(**typed_texts(MOST_PARTS, 4)).SerializeToString()
         for call in (
             channel.unary_unary(f"/{INFERENCE}/ModelInfer")(data, timeout=10),
             channel.stream_stream(f"/{INFERENCE}/ModelStreamInfer")(iter([data]), timeout=10),
