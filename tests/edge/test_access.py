@@ -4,8 +4,6 @@ import http.client
 import json
 import re
 import time
-import urllib.error
-import urllib.request
 from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
@@ -123,13 +121,8 @@ def test_rejected_call_is_not_read(channel):
 
 def page(guarded, path, token, method="GET"):
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    address = f"http://127.0.0.1:{guarded.ready.metrics_port}{path}"
-    try:
-        with urllib.request.urlopen(urllib.request.Request(address, headers=headers, method=method), timeout=10) as got:
-            return got.status, got.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
+    got = http_requests.ask(f"127.0.0.1:{guarded.ready.metrics_port}", path, headers=headers, method=method)
+    return got.status, got.body.decode()
 
 
 def test_pages_require_the_scope_metrics(guarded):

@@ -27,7 +27,7 @@ from tests.support.detector_model import (
     searched,
     write_detector_bundle,
 )
-from tests.support.http_requests import ask
+from tests.support.http_requests import ask, tensor
 from tests.support.image_model import encoded, picture
 from tests.support.sample_requests import column, triton_input
 
@@ -162,8 +162,7 @@ def test_stock_clients_send_pictures_and_get_boxes(server, transport):
 
 @pytest.mark.parametrize("threshold", [0.9, 1])
 def test_json_has_boxes_row_by_row(server, threshold):
-    sent = {"name": "image", "datatype": "BYTES", "shape": [2, 1]}
-    sent["data"] = [{"b64": base64.b64encode(file).decode()} for file in FILES]
+    sent = tensor("image", "BYTES", [2, 1], [{"b64": base64.b64encode(file).decode()} for file in FILES])
     answer = ask(server["http"], f"/v2/models/{NAME}/infer", {"inputs": [sent], "parameters": {"threshold": threshold}})
     found = {one["name"]: np.reshape(one["data"], one["shape"]) for one in answer.json["outputs"]}
     found["labels"] = np.array([[one.encode() for one in row] for row in found["labels"]], np.object_)

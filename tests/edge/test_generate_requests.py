@@ -4,7 +4,6 @@ import asyncio
 import http.client
 import json
 import re
-import time
 from contextlib import closing
 
 import numpy as np
@@ -40,7 +39,7 @@ from tests.support.letters_model import (
 )
 from tests.support.loop_model import NAME as LOOP
 from tests.support.loop_model import loop_request, write_halving_bundle
-from tests.support.metrics import rendered
+from tests.support.metrics import reached, rendered
 from tests.support.models import ORACLE, write_oracle_bundle
 from tests.support.sample_requests import expression
 
@@ -238,11 +237,7 @@ def write(repository):
 
 
 async def unreserved(budget):
-    """Wait until nothing is reserved; return False after ten seconds."""
-    limit = time.monotonic() + 10
-    while budget.reserved_bytes and time.monotonic() < limit:
-        await asyncio.sleep(0.001)
-    return not budget.reserved_bytes
+    await reached(lambda: not budget.reserved_bytes)
 
 
 async def test_a_request_beyond_what_is_left_is_refused_and_the_others_go_on(tmp_path):
@@ -266,7 +261,7 @@ async def test_a_request_beyond_what_is_left_is_refused_and_the_others_go_on(tmp
             assert budget.reserved_bytes == budget.most_bytes
         answers = await asyncio.gather(*going)
         assert [text_of(answer) for answer in answers[:3]] == [*[continued(PROMPT)] * 2, continued(PROMPT, 7)]
-        assert await unreserved(budget)
+        await unreserved(budget)
         assert text_of(await running.infer(text_request(PROMPT, max_tokens=8))) == continued(PROMPT, 8)
         assert running.counted(NAME).drops == {("Overloaded", "cache"): 2}
 
@@ -280,17 +275,17 @@ async def test_every_end_gives_the_memory_back(tmp_path):
     async with running_service(tmp_path, write, cache=budget) as running:
         with pytest.raises(RunnerError):
             await ends(running, FAILING)
-        assert await unreserved(budget)
+        await unreserved(budget)
         with occupied(running.scheduler):  # it waits
             waiting = asyncio.create_task(ends(running, PROMPT))
             await asyncio.sleep(0.01)
             assert budget.reserved_bytes == TOKEN_BYTES * OWN
             waiting.cancel()
-        assert await unreserved(budget)
+        await unreserved(budget)
         with pytest.raises(InvalidRequest, match="parameter 'tier'"):
             await ends(running, PROMPT, tier=5)
         await ends(running, "a" * (POSITIONS - 2), max_tokens=50)  # the model ends it before
-        assert await unreserved(budget)
+        await unreserved(budget)
         alone = f"prompt and max_tokens of '{NAME}': got {TOKEN_BYTES * 102} bytes of keys and values, expected at most"
         with pytest.raises(InvalidRequest, match=f"{alone} {TOKEN_BYTES * POSITIONS}, all that the server has"):
             await ends(running, "a", "b", max_tokens=50)

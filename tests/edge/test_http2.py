@@ -12,7 +12,8 @@ import pytest
 from hyperframe.frame import DataFrame, GoAwayFrame, HeadersFrame, RstStreamFrame, WindowUpdateFrame
 
 from edge.http2.messages import prefix
-from tests.support.http2_client import LARGE, RawClient, Subject, reached, serving, shared
+from tests.support.http2_client import LARGE, RawClient, Subject, serving, shared
+from tests.support.metrics import reached
 
 CANCEL = 8
 OK, DEADLINE, EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 0, 4, 8, 12, 13, 14

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import http.client
 import json
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from edge.errors import BundleError, DeadlineExceeded, InvalidRequest, Overloade
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
 from tests.support.commands import mistake, shown
+from tests.support.http_requests import ask, tensor
 from tests.support.image_model import LABELS, NAME, bright, encoded, logits, write_image_bundle
 from tests.support.in_process import running_service
 from tests.support.models import ORACLE, write_oracle_bundle
@@ -80,23 +80,19 @@ def test_outputs_without_labels_are_ranked_by_index(server):
 
 
 def test_json_takes_base64(server):
-    def ask(*data):
-        connection = http.client.HTTPConnection(server["http"], timeout=10)
-        body = {"inputs": [{"name": "image", "datatype": "BYTES", "shape": [len(data), 1], "data": data}]}
-        connection.request("POST", f"/v2/models/{NAME}/infer", json.dumps(body))
-        answer = json.loads(connection.getresponse().read())
-        connection.close()
-        return answer
+    def answer(*data):
+        body = {"inputs": [tensor("image", "BYTES", [len(data), 1], data)]}
+        return ask(server["http"], f"/v2/models/{NAME}/infer", body).json
 
-    answer = ask(*({"b64": base64.b64encode(file).decode()} for file in FILES))
-    assert {one["name"]: one["data"] for one in answer["outputs"]}["label"] == ["upper", "lower"]
+    found = answer(*({"b64": base64.b64encode(file).decode()} for file in FILES))
+    assert {one["name"]: one["data"] for one in found["outputs"]}["label"] == ["upper", "lower"]
     for data, message in (
         ({"b64": "a?="}, "an element of input 'image': got .*, expected base64"),
         ({"b64": 1}, r"got an object with \['b64'\], expected a string under 'b64' alone"),
         ({"base64": ""}, r"got an object with \['base64'\], expected a string under 'b64' alone"),
     ):
         with pytest.raises(AssertionError, match=message):
-            raise AssertionError(ask(data)["error"])
+            raise AssertionError(answer(data)["error"])
 
 
 def test_infer_takes_files_and_shows_the_likeliest_labels(server, tmp_path):

@@ -36,7 +36,7 @@ from edge.scheduling.admission import CacheBudget
 from edge.scheduling.scheduler import Scheduler
 from edge.settings import TRANSPORTS
 from tests.support.letters_model import write_letters_bundle
-from tests.support.metrics import wait_until
+from tests.support.metrics import reached, wait_until
 from tests.support.models import write_oracle_bundle
 from tests.support.server_models import write_busy_bundle, write_tiered_bundle
 from tests.support.server_processes import model_states, problems, served
@@ -74,11 +74,6 @@ def states(repository):
     return {entry.name: entry.state for entry in repository}
 
 
-async def until(condition):
-    while not condition():
-        await asyncio.sleep(0.05)
-
-
 @pytest.mark.parametrize("mode", ["none", "poll", "explicit"])
 async def test_unexpected_error_is_the_reason_of_its_bundle_alone(tmp_path, mode, caplog):
     for name in ("broken", "sound"):
@@ -99,7 +94,7 @@ async def test_unexpected_error_is_the_reason_of_its_bundle_alone(tmp_path, mode
             polling = asyncio.create_task(control.poll(0.05))
             write_oracle_bundle(tmp_path / "repository" / "broken", "broken", 2, replace=True)
             write_oracle_bundle(tmp_path / "repository" / "third", "third", 1)
-            await asyncio.wait_for(until(lambda: states(repository).get("third") == "READY"), 30)
+            await reached(lambda: states(repository).get("third") == "READY", 30)
             assert states(repository)["broken"] == "UNAVAILABLE"
         await control.close()
         if mode == "poll":
@@ -149,7 +144,7 @@ async def test_load_that_takes_too_long_delays_nobody(tmp_path):
         await control.unload_model("busy")
         assert ([entry.reason for entry in repository], health.problems()) == (["unloaded", ""], [])
         await control.close()
-        await until(lambda: not any(thread.name == LOAD_THREAD for thread in threading.enumerate()))
+        await reached(lambda: not any(thread.name == LOAD_THREAD for thread in threading.enumerate()), 60)
         assert states(repository)["busy"] == "UNAVAILABLE"
 
 
@@ -174,7 +169,7 @@ async def test_late_load_serves_when_it_ends(tmp_path):
     with controlled(tmp_path / "repository", "poll", 0.0) as (repository, control, health):
         await control.start()
         assert states(repository) == {"busy": "UNAVAILABLE"}
-        await asyncio.wait_for(until(lambda: states(repository) == {"busy": "READY"}), 60)
+        await reached(lambda: states(repository) == {"busy": "READY"}, 60)
         assert health.problems() == []
         _, model = repository.ready("busy", "")
         assert model.runner.infer({"steps": np.array([2])})["done"] == [2]

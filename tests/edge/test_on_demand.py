@@ -24,18 +24,18 @@ from tests.support.http_requests import INFER
 from tests.support.http_requests import ask as http_ask
 from tests.support.letters_model import NAME as LETTERS
 from tests.support.letters_model import completion, continued, write_letters_bundle
-from tests.support.metrics import page_of
+from tests.support.metrics import page_of, reached
 from tests.support.models import ORACLE, write_oracle_bundle
-from tests.support.on_demand_models import NAMES, ask, loaded, serving, until, write
+from tests.support.on_demand_models import NAMES, ask, loaded, serving, write
 from tests.support.sample_requests import column, good, triton_input
 
 
 async def ask_two(running, loads):
     """Return requests for ``a``, whose load has begun, and for ``b``, whose load waits for it."""
     first = asyncio.create_task(ask(running, "a"))
-    await until(lambda: loads["a"])
+    await reached(lambda: loads["a"])
     second = asyncio.create_task(ask(running, "b"))
-    await until(lambda: running.repository.find("b", "").progress)
+    await reached(lambda: running.repository.find("b", "").progress)
     return [first, second]
 
 
@@ -103,7 +103,7 @@ async def test_requests_share_a_load_and_can_leave_it(tmp_path, loads):
         answered = [asyncio.create_task(ask(running, "a", number % 3)) for number in range(5)]
         gone, late = asyncio.create_task(ask(running, "a")), asyncio.create_task(ask(running, "a", timeout=20_000))
         early = asyncio.create_task(ask(running, "a", deadline=time.monotonic() + 0.02))
-        await until(lambda: loads["a"])
+        await reached(lambda: loads["a"])
         for task in (late, early):
             with pytest.raises(DeadlineExceeded):
                 await task
@@ -129,7 +129,7 @@ async def test_a_load_goes_on_alone_but_does_not_begin_so(tmp_path, loads):
             task.cancel()
         await asyncio.wait(tasks)
         loads.goes_on.set()
-        await until(lambda: running.repository.find("b", "").state == "UNAVAILABLE")
+        await reached(lambda: running.repository.find("b", "").state == "UNAVAILABLE")
         assert (loaded(running), loads) == ({"a"}, {"a": 1})
         assert running.repository.find("b", "").reason == "not loaded"
         await ask(running, "b")
@@ -139,9 +139,9 @@ async def test_a_request_that_comes_as_a_load_is_given_up(tmp_path, loads):
     loads.held = "a"
     async with serving(tmp_path, 2) as running:
         first = asyncio.create_task(ask(running, "a"))
-        await until(lambda: loads["a"])
+        await reached(lambda: loads["a"])
         gone, entry = asyncio.create_task(ask(running, "b")), running.repository.find("b", "")
-        await until(lambda: entry.progress)
+        await reached(lambda: entry.progress)
         gone.cancel()
         await asyncio.wait([gone])
         asked = []
@@ -165,7 +165,7 @@ async def test_a_version_that_is_listed_during_a_load_answers(tmp_path, loads):
         request = good()
         request.model_name = "v"
         asked = asyncio.create_task(running.infer(request))
-        await until(lambda: loads["v"])
+        await reached(lambda: loads["v"])
         write_oracle_bundle(running.directory / "2", "v", 2)
         await running.control.list_unloaded()
         loads.goes_on.set()

@@ -22,7 +22,8 @@ from edge.http2.messages import prefix
 from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc
 from edge.rpc.limits import Limits
-from tests.support.http2_client import RawClient, Subject, reached, serving
+from tests.support.http2_client import RawClient, Subject, serving
+from tests.support.metrics import reached
 
 SECONDS = 10.0
 

@@ -16,8 +16,9 @@ from edge.runtimes import table
 from edge.runtimes.onnxruntime import OnnxRuntimeCpu
 from tests.support.letters_model import NAME as LETTERS
 from tests.support.letters_model import continued, text_of
+from tests.support.metrics import reached
 from tests.support.models import write_oracle_bundle
-from tests.support.on_demand_models import ask, heads, loaded, serving, until, write
+from tests.support.on_demand_models import ask, heads, loaded, serving, write
 from tests.support.server_models import busy, write_busy_bundle
 
 
@@ -90,7 +91,7 @@ async def test_a_base_that_is_unloaded_while_a_request_waits_for_its_head(tmp_pa
         entry, _ = await running.service.load_waits._models.ready(LETTERS, "")
         entry.loaded_at += 3600  # too short ago for an eviction
         other = asyncio.create_task(ask(running, "a"))
-        await until(lambda: running.repository.find("a", "").progress == "waits until another model may be evicted")
+        await reached(lambda: running.repository.find("a", "").progress == "waits until another model may be evicted")
         asked = asyncio.create_task(running.infer(request))
         while not running.control.room._kept:
             await asyncio.sleep(0)
@@ -112,9 +113,9 @@ async def test_a_version_leaves_while_the_load_of_another_one_waits(tmp_path):
         entry, _ = await running.service.load_waits._models.ready("v", "1")
         entry.loaded_at += 3600  # too short ago for an eviction
         other = asyncio.create_task(ask(running, "a"))
-        await until(lambda: running.repository.find("a", "").progress == "waits until another model may be evicted")
+        await reached(lambda: running.repository.find("a", "").progress == "waits until another model may be evicted")
         second = asyncio.create_task(running.service.load_waits._models.ready("v", "2"))
-        await until(lambda: running.repository.find("v", "2").progress == "waits for the load of another model")
+        await reached(lambda: running.repository.find("v", "2").progress == "waits for the load of another model")
         assert entry.state == "READY"
         entry.loaded_at -= 3600
         await asyncio.wait_for(asyncio.gather(other, second), 20)
@@ -131,9 +132,9 @@ async def test_a_model_in_use_answers_before_it_is_closed(tmp_path):
         model = running.model("busy")
         running.repository.find("busy", "").loaded_at = 0.0  # it has stayed for long enough
         running_one, queued = (asyncio.create_task(running.infer(busy(3000))) for _ in range(2))
-        await until(lambda: model.use.users == 2)
+        await reached(lambda: model.use.users == 2)
         other = asyncio.create_task(ask(running, "a"))
-        await until(lambda: running.repository.find("busy", "").state == "UNLOADING")
+        await reached(lambda: running.repository.find("busy", "").state == "UNLOADING")
         back = asyncio.create_task(running.infer(busy(7)))  # waits for its next load
         assert not any(task.done() for task in (running_one, queued, other))
         for task, steps in ((running_one, 3000), (queued, 3000), (back, 7)):
@@ -149,7 +150,7 @@ async def test_a_stopped_load_does_not_begin_after_an_eviction(tmp_path, loads):
         entry, use = running.repository.find("a", ""), running.model("a").use
         entry.loaded_at, _ = 0.0, use.take()
         asked = asyncio.create_task(ask(running, "b"))
-        await until(lambda: entry.state == "UNLOADING")
+        await reached(lambda: entry.state == "UNLOADING")
         await running.control.unload_model("b")
         use.give_back()
         with pytest.raises(NotFound):
@@ -164,9 +165,9 @@ async def reloaded_and_evicted(running, preparing):
     entry.loaded_at, _ = 0.0, use.take()
     preparing.held = "a"
     reloaded = asyncio.create_task(running.control.load_model("a"))
-    await until(lambda: preparing["a"] == 2)
+    await reached(lambda: preparing["a"] == 2)
     other = asyncio.create_task(ask(running, "b"))
-    await until(lambda: entry.state == "UNLOADING")
+    await reached(lambda: entry.state == "UNLOADING")
     return entry, use, reloaded, other
 
 
@@ -187,7 +188,7 @@ async def test_an_unload_during_an_eviction_is_the_last_word(tmp_path, preparing
     async with serving(tmp_path, 1) as running:
         entry, use, reloaded, other = await reloaded_and_evicted(running, preparing)
         unloaded = asyncio.create_task(running.control.unload_model("a"))
-        await until(reloaded.done)
+        await reached(reloaded.done)
         for _ in range(10):
             await asyncio.sleep(0)
         assert (entry.state, unloaded.done()) == ("UNLOADING", False)  # its model still has a user
@@ -203,10 +204,10 @@ async def test_a_load_that_a_client_joins_does_not_depend_on_the_requests_that_b
     async with serving(tmp_path, 1) as running:
         preparing.held = "a"
         asked = asyncio.create_task(ask(running, "a"))
-        await until(lambda: preparing["a"])
+        await reached(lambda: preparing["a"])
         generation = running.repository.generation
         joined = asyncio.create_task(running.control.load_model("a"))
-        await until(lambda: running.repository.generation > generation)
+        await reached(lambda: running.repository.generation > generation)
         asked.cancel()
         await asyncio.wait([asked])
         preparing.goes_on.set()
@@ -218,12 +219,12 @@ async def test_a_load_of_files_that_were_replaced_meanwhile_is_stopped(tmp_path,
     async with serving(tmp_path, 1, lambda repository: write_oracle_bundle(repository / "a-1", "a")) as running:
         preparing.held = "a"
         asked = asyncio.create_task(ask(running, "a"))
-        await until(lambda: preparing["a"])
+        await reached(lambda: preparing["a"])
         (replaced,) = running.control._loads._current.values()
         shutil.rmtree(running.directory / "a-1")
         write(running.directory, "a")
         reloaded = asyncio.create_task(running.control.load_model("a"))
-        await until(lambda: preparing["a"] == 2)
+        await reached(lambda: preparing["a"] == 2)
         assert replaced.unwanted.is_set()  # which ends a build
         preparing.goes_on.set()
         await asyncio.gather(asked, reloaded)  # by the model that the request is for
@@ -237,7 +238,7 @@ async def test_a_version_is_loaded_during_the_build_of_another_one(tmp_path, pre
     async with serving(tmp_path, 1, write_versions) as running:
         preparing.held = "2"
         built = asyncio.create_task(running.service.load_waits._models.ready("v", "2"))
-        await until(lambda: preparing["2"])
+        await reached(lambda: preparing["2"])
         entry, _ = await asyncio.wait_for(running.service.load_waits._models.ready("v", "1"), 20)
         assert (entry.state, built.done()) == ("READY", False)
         preparing.goes_on.set()
@@ -261,10 +262,10 @@ async def test_a_late_load_does_not_end_the_turn_of_its_successor(tmp_path):
             return one, task
 
         late, first = await load(0)
-        await until(lambda: begun == [0])
+        await reached(lambda: begun == [0])
         room.end_turn(late)
         _, second = await load(1)
-        await until(lambda: begun == [0, 1])
+        await reached(lambda: begun == [0, 1])
         _, third = await load(2)
         ends[0].set()
         await first

@@ -24,6 +24,7 @@ from tests.support.letters_model import NAME as LETTERS
 from tests.support.letters_model import PROMPT, continued
 from tests.support.metrics import is_at_rest, wait_until
 from tests.support.models import ORACLE_BUNDLE
+from tests.support.sample_requests import column, triton_input
 
 #: More than fit into a run, of all lengths, with one that is cut.
 TEXTS = [
@@ -67,9 +68,7 @@ def test_openai_gets_what_grpc_gives(ready, stock, form):
     assert (answer.object, answer.model) == ("list", "embedder")
     tokens = sum(len(ids(text)) for text in TEXTS)
     assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (tokens, tokens)
-    texts = np.array([[text.encode()] for text in TEXTS[:MAX_BATCH_SIZE]], np.object_)
-    tensor = triton.InferInput("text", texts.shape, "BYTES")
-    tensor.set_data_from_numpy(texts)
+    tensor = triton_input("text", column(*TEXTS[:MAX_BATCH_SIZE]))
     with triton.InferenceServerClient(f"127.0.0.1:{ready.grpc_port}") as client:
         by_grpc = client.infer("embedder", [tensor]).as_numpy("embedding")
     np.testing.assert_array_equal(np.array(found[:MAX_BATCH_SIZE], np.float32), by_grpc)

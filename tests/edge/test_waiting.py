@@ -14,7 +14,8 @@ from edge.serving.call import MESSAGE, Arrival, Received
 from edge.serving.metadata import Metadata
 from edge.serving.request import InputTensor, UncheckedRequest
 from edge.serving.waiting import Waiting
-from tests.support.on_demand_models import ask, request_to, serving, until
+from tests.support.metrics import reached
+from tests.support.on_demand_models import ask, request_to, serving
 from tests.support.secured_servers import tokens_file
 
 
@@ -25,7 +26,7 @@ async def test_waiting_requests_take_half_of_the_queue_and_keep_their_places(tmp
         queue = running.scheduler.queue
         queue.max_jobs = 7
         waiting = [asyncio.create_task(ask(running, "a")) for _ in range(3)]
-        await until(lambda: loads["a"])
+        await reached(lambda: loads["a"])
         refusal = "queue: got half of its 7 places taken by requests that wait for models, expected room in that half"
         with pytest.raises(Overloaded, match=refusal):
             await ask(running, "a")

@@ -14,6 +14,7 @@ from edge.http2.server import Port, Routes
 from edge.rpc.limits import Limits
 from edge.rpc.methods import Method, Refused, Status
 from edge.serving.statuses import Code
+from tests.support.metrics import reached
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 #: The preface and empty SETTINGS: a connection that is open.
@@ -136,14 +137,6 @@ async def shared(subject):
         yield port
         assert await echo(b"after", timeout=SECONDS) == b"after"
         await reached(lambda: not subject.running)
-
-
-async def reached(condition):
-    async def poll():
-        while not condition():
-            await asyncio.sleep(0.01)
-
-    await asyncio.wait_for(poll(), SECONDS)
 
 
 class Answer:

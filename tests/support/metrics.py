@@ -1,5 +1,6 @@
 """Metrics of a server, pages of metrics, and waiting for a condition."""
 
+import asyncio
 import time
 import urllib.request
 from dataclasses import dataclass, field
@@ -60,6 +61,14 @@ def wait_until(reached, seconds=20):
     while not reached() and time.monotonic() < limit:
         time.sleep(0.01)
     return reached()
+
+
+async def reached(condition, seconds=20):
+    """Wait until a condition holds, beside the other tasks of the event loop."""
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "it does not come to that"
+        await asyncio.sleep(0.005)
 
 
 def is_at_rest(server):

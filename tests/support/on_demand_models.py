@@ -1,6 +1,5 @@
 """More models than fit, loaded by requests: a repository of small ones, and a service in the process of the test."""
 
-import asyncio
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -39,14 +38,6 @@ def loaded(running):
 
 def serving(directory, most, write=write, **options):
     return running_service(directory, write, mode="on-demand", max_loaded=most, **options)
-
-
-async def until(reached):
-    for _ in range(2000):
-        if reached():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it does not come to that")
 
 
 @asynccontextmanager
