@@ -3,17 +3,16 @@
 import functools
 import json
 import shutil
-import urllib.request
 from pathlib import Path
 
-import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from edge.cli.serve import serve
 from edge.client import Client, text
 from edge.launch import serving
+from tests.support.http_requests import ask
 from tests.support.models import ORACLE_BUNDLE
+from tests.support.server_processes import SERVING, health_of
 
 yaml = pytest.importorskip("yaml")
 DIRECTORY = Path(__file__).parents[1] / "deploy" / "kserve"
@@ -91,12 +90,9 @@ def test_started_server_answers_the_probes(tmp_path):
     changed = ("--host", "--grpc-port", "--http-port", "--metrics-port", "--cache")
     arguments = [argument for argument in found["args"][2:] if not argument.startswith(changed)]
     with serving(tmp_path / "models", cache=tmp_path / "cache", arguments=[*arguments, "--http-port=0"]) as ready:
-        with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
-            health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
-        assert health.status == health_pb2.HealthCheckResponse.SERVING
+        assert health_of(ready, "") == [SERVING]
         path = found["livenessProbe"]["httpGet"]["path"]
-        with urllib.request.urlopen(f"http://127.0.0.1:{ready.http_port}{path}") as response:
-            assert response.status == 200
+        assert ask(f"127.0.0.1:{ready.http_port}", path).status == 200
         with Client(f"127.0.0.1:{ready.grpc_port}") as client:
             result = client.infer("calculator-oracle", {"expression": text(["1 + 1"])})
     assert result.outputs["value"][0, 0] == 2

@@ -8,13 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import grpc
 import pytest
 
 from edge.launch import running_server
-from edge.pb import inference_pb2_grpc
 from tests.support.letters_model import write_letters_bundle
 from tests.support.loop_model import ENDLESS, NAME, array_of, loop_request, write_halving_bundle
+from tests.support.server_processes import stub_of
 
 PEERS = Path(__file__).parent.parent / "deploy" / "peers"
 PERF_ANALYZER = shutil.which("perf_analyzer")
@@ -147,11 +146,7 @@ def test_it_measures_bare_grpcio_and_fewheads_on_the_accelerator(tmp_path):
 def test_batches_that_run_to_their_slowest_row_give_the_same_answers(tmp_path):
     bundle = write_halving_bundle(tmp_path / NAME)
     slow = {"python": (sys.executable, str(PEERS / "run_to_slowest.py")), "arguments": ["--instances=1"]}
-    with (
-        running_server([bundle.path], **slow) as ready,
-        grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel,
-    ):
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+    with running_server([bundle.path], **slow) as ready, stub_of(ready) as stub:
         first = stub.ModelInfer.future(loop_request(ENDLESS, max_loops=2_000))
         second = [stub.ModelInfer.future(loop_request(1, max_loops=loops)) for loops in (3, 500)]
         loops = [array_of(future.result(60), "loops").tolist() for future in (first, *second)]

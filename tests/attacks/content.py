@@ -52,10 +52,6 @@ def large_ids_that_wait(target):
             future.cancel()
 
 
-def _chunk(kind, data):
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
 def _png_with(chunks):
     """Return a request with a PNG that has these chunks behind its head."""
     plain = image_model.encoded(image_model.bright(200, 10))
@@ -67,9 +63,9 @@ def hostile_pictures(target):
     """PNGs of 15,000 compressed colour profiles of 1 MB, of 1.4 million empty chunks, and of 65,535 broken tags."""
     entries = b"".join(struct.pack("<HHII", number, 2, 1 << 20, 1 << 20) for number in range(65_535))
     chunks = (
-        _chunk(b"iCCP", b"p\0\0" + zlib.compress(bytes(1_000_000))) * 15_000,
-        _chunk(b"aaAa", b"") * 1_400_000,
-        _chunk(b"eXIf", b"II*\0\x08\0\0\0" + struct.pack("<H", 65_535) + entries),
+        image_model.png_chunk(b"iCCP", b"p\0\0" + zlib.compress(bytes(1_000_000))) * 15_000,
+        image_model.png_chunk(b"aaAa", b"") * 1_400_000,
+        image_model.png_chunk(b"eXIf", b"II*\0\x08\0\0\0" + struct.pack("<H", 65_535) + entries),
     )
     send(target, "ModelInfer", *map(_png_with, chunks))
 

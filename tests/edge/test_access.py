@@ -38,6 +38,7 @@ from tests.support.sample_requests import (
     trace_setting,
 )
 from tests.support.secured_servers import bearer, tokens_file
+from tests.support.server_processes import stub_of
 
 UNAUTHENTICATED, DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
 
@@ -203,8 +204,8 @@ def test_clients_without_tokens_have_one_rate_for_each_address_over_http_and_grp
             return connection.getresponse().status
 
     with running_server([ORACLE_BUNDLE], cache=tmp_path / "cache", arguments=arguments) as ready:
-        with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
-            inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(good(), timeout=10)
+        with stub_of(ready) as stub:
+            stub.ModelInfer(good(), timeout=10)
         statuses = [post(source) for source in ("127.0.0.1",) * 3 + ("127.0.0.2",) * 4]
     assert statuses == [200, 200, 429, 200, 200, 200, 429]
 
@@ -226,11 +227,7 @@ def test_stock_client_with_a_retry_policy_waits_as_long_as_the_server_says(tmp_p
 
 
 def test_dangerous_requests_are_unimplemented(tmp_path):
-    with (
-        running_server([ORACLE_BUNDLE], cache=tmp_path) as ready,
-        grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel,
-    ):
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+    with running_server([ORACLE_BUNDLE], cache=tmp_path) as ready, stub_of(ready) as stub:
         for method, request, message in (
             ("RepositoryModelLoad", LOAD, "--model-control explicit"),
             ("RepositoryModelUnload", UNLOAD, "--model-control explicit"),

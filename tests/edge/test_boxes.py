@@ -17,16 +17,7 @@ from edge.bundles.rules import check
 from edge.errors import BundleError
 from edge.launch import running_server
 from tests.support.commands import mistake, shown
-from tests.support.detector_model import (
-    BOXES,
-    LABELS,
-    NAME,
-    QUERIES,
-    STEP,
-    outputs,
-    searched,
-    write_detector_bundle,
-)
+from tests.support.detector_model import BOXES, LABELS, NAME, QUERIES, STEP, outputs, searched, write_detector_bundle
 from tests.support.http_requests import ask, tensor
 from tests.support.image_model import encoded, picture
 from tests.support.sample_requests import column, triton_input

@@ -7,12 +7,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-import grpc
 import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc as triton
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from edge.errors import BundleError, ServerError
@@ -27,6 +25,7 @@ from edge.scheduling.scheduler import Scheduler
 from tests.support.metrics import wait_until
 from tests.support.models import DATA, write_oracle_bundle
 from tests.support.sample_requests import column, triton_input
+from tests.support.server_processes import SERVING, health_of
 from tests.support.traffic import traffic
 
 NAME = "changing"
@@ -59,9 +58,7 @@ def ask(client, name=NAME):
 
 
 def is_healthy(ready, name=NAME):
-    with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
-        status = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=name)).status
-    return bool(status == health_pb2.HealthCheckResponse.SERVING)
+    return health_of(ready, name) == [SERVING]
 
 
 def damage(bundle):

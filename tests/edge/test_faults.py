@@ -27,7 +27,7 @@ from edge.serving.forms import take_apart
 from tests.support.commands import answer, fewheads, refusal
 from tests.support.conditions import can_mount
 from tests.support.http2_client import RawClient
-from tests.support.metrics import gauge, gauges, wait_until
+from tests.support.metrics import gauge, gauges, is_at_rest, wait_until
 from tests.support.models import write_oracle_bundle
 from tests.support.server_models import busy, write_busy_bundle
 from tests.support.server_processes import is_ready, problems, served
@@ -191,9 +191,6 @@ class Busy:
     def dropped(self, place):
         return sum(drop.count for drop in self.reading().drops if drop.place == place)
 
-    def is_at_rest(self):
-        return not any(gauges(self.ready, "queue_depth", "queue_bytes", "streams", "stream_requests"))
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory, transport):
@@ -253,8 +250,8 @@ async def abandon(model, stage, how):
         if how == "deadline":
             await asyncio.sleep(0.3)
         if how != "hang up":
-            assert wait_until(model.is_at_rest, 5)
-    assert wait_until(model.is_at_rest, 5)
+            assert wait_until(lambda: is_at_rest(model.ready), 5)
+    assert wait_until(lambda: is_at_rest(model.ready), 5)
     if ahead:
         assert ahead.result().raw_output_contents
     return not place or (reached and wait_until(lambda: model.dropped(place) > before, 5))

@@ -3,7 +3,6 @@
 import base64
 import struct
 import sys
-import zlib
 from contextlib import suppress
 from io import BytesIO
 
@@ -17,7 +16,7 @@ from PIL import Image, ImageOps
 from edge.bundles.image import ImagePreprocessor
 from edge.bundles.steps import ImagePreprocess
 from edge.errors import BackendError, InvalidRequest
-from tests.support.image_model import encoded, picture
+from tests.support.image_model import encoded, picture, png_chunk
 
 STEP = ImagePreprocess(
     input="image",
@@ -115,16 +114,12 @@ def test_images_are_turned_upright(orientation):
         np.testing.assert_allclose(pixels(data), reference(upright, STEP), atol=1.01 / 255 / min(STEP.std))
 
 
-def chunk(kind, data):
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
 def png_header(width, height, bits=8):
     """Return a PNG that ends before its pixels."""
     return (
         b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, 2, 0, 0, 0))
-        + chunk(b"IDAT", b"")
+        + png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, 2, 0, 0, 0))
+        + png_chunk(b"IDAT", b"")
     )
 
 
@@ -132,7 +127,7 @@ def cut_chunk():
     """Return a PNG with a chunk behind its pixels that is too short."""
     data = encoded(picture(40, 40))
     end = data.index(b"IEND") - 4
-    return data[:end] + chunk(b"gAMA", b"\1") + data[end:]
+    return data[:end] + png_chunk(b"gAMA", b"\1") + data[end:]
 
 
 def transparent():
@@ -167,7 +162,7 @@ def with_resources(count):
 def with_chunks(kind, more):
     """Return a PNG with empty chunks behind its header."""
     data = encoded(picture(20, 10))
-    return data[:33] + chunk(kind, b"") * more + data[33:]
+    return data[:33] + png_chunk(kind, b"") * more + data[33:]
 
 
 def exif_of(entries):
@@ -185,7 +180,7 @@ def with_profile(entries):
     """Return a PNG that has its EXIF as text, as ImageMagick writes it."""
     data = encoded(picture(60, 40))
     text = b"Raw profile type exif\0\nexif\n  1\n" + exif_of(entries).hex().encode()
-    return data[:33] + chunk(b"tEXt", text) + data[33:]
+    return data[:33] + png_chunk(b"tEXt", text) + data[33:]
 
 
 @pytest.mark.parametrize(

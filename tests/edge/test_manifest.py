@@ -112,11 +112,7 @@ BROKEN = [
     (TEXT, fields(serving=Serving(preferred_batch_sizes=(4, 9))), "got (4, 9), expected at most max_batch_size (8)"),
     (PAIR, fields(preprocess={"pair": "text"}), f"preprocess input: got 'text', {ONCE}"),
     (PAIR, fields(preprocess={"segments": "input_ids"}), f"preprocess output: got 'input_ids', {ONCE}"),
-    (
-        TEXT,
-        spaces("0" * 16, "1" * 16),
-        "'1111111111111111'], expected one for all tiers that",
-    ),
+    (TEXT, spaces("0" * 16, "1" * 16), "'1111111111111111'], expected one for all tiers that"),
     *(
         (msgspec.structs.replace(EMBEDDER, **changes), spaces("0" * 16, "0" * 16), EMBEDDING)
         for changes in (

@@ -12,7 +12,6 @@ import time
 import grpc
 import numpy as np
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from edge.client import Client
@@ -25,17 +24,9 @@ from tests.support.metrics import gauge, is_at_rest, wait_until
 from tests.support.models import ORACLE, ORACLE_BUNDLE
 from tests.support.sample_requests import SERVICES, Sender, expression, raw_request
 from tests.support.server_models import ECHO_MAX, busy
+from tests.support.server_processes import NOT_SERVING, SERVING, health_of, stub_of
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
-
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-def health_of(ready, *names):
-    with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
-        check = health_pb2_grpc.HealthStub(channel).Check
-        return [check(health_pb2.HealthCheckRequest(service=name)).status for name in names]
 
 
 def test_announcement_and_health(server, transport):
@@ -54,8 +45,7 @@ def test_two_bundles_of_one_name_and_lenient_readiness(tmp_path):
         assert health_of(ready, "", *SERVICES[:2], ORACLE) == [SERVING] * 4
         with Client(f"127.0.0.1:{ready.grpc_port}") as client:
             assert client.ready()
-        with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
-            stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with stub_of(ready) as stub:
             (group,) = stub.ModelConfig(pb.ModelConfigRequest(name=ORACLE)).config.instance_group
             assert group.count == len(os.sched_getaffinity(0))
 
@@ -69,9 +59,7 @@ def test_reflection_lists_and_describes_the_services(channel):
 
 def test_ctrl_c_drains_and_exits_with_0(bundles, transport):
     only = [bundle for bundle in bundles if bundle.name == "busy-1"]
-    draining = running_server(only, arguments=[f"--transport={transport}"])
-    with draining as ready, grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+    with running_server(only, arguments=[f"--transport={transport}"]) as ready, stub_of(ready) as stub:
         stub.ModelInfer(busy(1))
         flying = stub.ModelInfer.future(busy(3000))
         time.sleep(0.3)
@@ -112,9 +100,6 @@ def test_sigterm_while_loading_exits_with_0(bundles, tmp_path):
     assert "Traceback" not in log
 
 
-Stub = inference_pb2_grpc.GRPCInferenceServiceStub
-
-
 def numbered(number):
     request = expression(f"{number} - 1".encode())
     request.id = f"request {number}"
@@ -142,7 +127,7 @@ def test_client_that_does_not_read_stops_the_stream(server, url):
             yield raw_request("echo-fp64", identity=str(sent[-1]), in_fp64=data)
 
     channel = grpc.insecure_channel(url, FIXED_WINDOW)
-    stream = Stub(channel).ModelStreamInfer(requests())
+    stream = inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(requests())
     try:
         assert wait_until(lambda: gauge(server, "stream_requests") == MAX_IN_FLIGHT)
         before = -1
@@ -165,9 +150,8 @@ def test_shutdown_answers_the_requests_so_far(bundles, transport):
     only = [bundle for bundle in bundles if bundle.name in ("oracle", "busy-1")]
     sender = Sender()
     begun = 0.0
-    going = running_server(only, arguments=[f"--transport={transport}"])
-    with going as ready, grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
-        stream = Stub(channel).ModelStreamInfer(iter(sender))
+    with running_server(only, arguments=[f"--transport={transport}"]) as ready, stub_of(ready) as stub:
+        stream = stub.ModelStreamInfer(iter(sender))
         sender.queue.put(numbered(1))
         assert value_of(next(stream)) == 0
         for request in (busy(1500), numbered(2)):

@@ -22,7 +22,7 @@ from edge.pb import inference_pb2 as pb
 from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
 from tests.support.http2_client import OPENING
 from tests.support.http_requests import ask, tensor
-from tests.support.metrics import gauges, wait_until
+from tests.support.metrics import gauges, is_at_rest, wait_until
 from tests.support.models import write_oracle_bundle
 from tests.support.sample_requests import expression
 from tests.support.server_models import busy, write_busy_bundle
@@ -226,8 +226,7 @@ def test_soak(repository, transport):
         print({f"{kind} {how}": count for (kind, how), count in sorted(traffic.ended.items())})
         assert not traffic.faults, traffic.faults[:10]
         assert all(traffic.ended[kind, "OK"] for kind, _ in traffic.ended)
-        at_rest = ("queue_depth", "queue_bytes", "streams", "stream_requests")
-        assert wait_until(lambda: not any(gauges(server.ready, *at_rest)))
+        assert wait_until(lambda: is_at_rest(server.ready))
         assert gauges(server.ready, "problems") == [0]
         for name in MODELS:  # succeeds only if every request has ended
             server.stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name=name), timeout=20)

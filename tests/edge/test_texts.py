@@ -184,40 +184,20 @@ REFUSED = [
     ("/v1/embeddings", EMBED | {"input": [[6]]}, "input", "got 6, expected 0 to 5. Use the model's own tokenizer, or"),
     ("/v1/embeddings", EMBED | {"input": [-1]}, "input", "got -1"),
     ("/v1/embeddings", EMBED | {"input": [2**70]}, "input", "got 1180591620717411303424"),
-    (
-        "/v1/embeddings",
-        EMBED | {"input": "good " * 100},
-        "input",
-        "got 500 bytes, expected at most 200",
-    ),
+    ("/v1/embeddings", EMBED | {"input": "good " * 100}, "input", "got 500 bytes, expected at most 200"),
     ("/v1/embeddings", EMBED | {"dimensions": 4}, "dimensions", "dimensions of body: got 4, expected 1 to 3. Leave it"),
     ("/v1/embeddings", EMBED | {"dimensions": 0}, "dimensions", "got 0"),
     ("/v1/embeddings", EMBED | {"dimensions": 1.5}, "dimensions", "got a number, expected a whole number"),
     ("/v1/embeddings", EMBED | {"encoding_format": "hex"}, "encoding_format", "got 'hex', expected float or"),
-    (
-        "/v1/embeddings",
-        EMBED | {"dimension": 2},
-        None,
-        "got 'dimension', expected one of: model, input,",
-    ),
+    ("/v1/embeddings", EMBED | {"dimension": 2}, None, "got 'dimension', expected one of: model, input,"),
     ("/v1/embeddings", EMBED | {"tier": "lean"}, "tier", "got 'lean'"),
     ("/v1/embeddings", {"input": "good"}, "model", "model of body: got nothing"),
     ("/v1/rerank", RANK | {"documents": []}, COHERE, "got 0 texts"),
     ("/v1/rerank", RANK | {"documents": [1]}, COHERE, "got a whole number, expected a string"),
-    (
-        "/v1/rerank",
-        RANK | {"documents": [{"title": "bad"}]},
-        COHERE,
-        "text of a document of documents of body",
-    ),
+    ("/v1/rerank", RANK | {"documents": [{"title": "bad"}]}, COHERE, "text of a document of documents of body"),
     ("/v1/rerank", RANK | {"top_n": 0}, COHERE, "got 0, expected 1 or more"),
     ("/v1/rerank", RANK | {"query": ["good"]}, COHERE, "got a list, expected a string"),
-    (
-        "/v1/rerank",
-        RANK | {"query": "g" * 5000, "documents": ["a"] * 1000},
-        COHERE,
-        "bytes with the query beside",
-    ),
+    ("/v1/rerank", RANK | {"query": "g" * 5000, "documents": ["a"] * 1000}, COHERE, "bytes with the query beside"),
 ]
 
 
@@ -228,18 +208,8 @@ def test_refused_bodies(url):
         assert (heard.status, error.get("param", COHERE)) == (400, param), (body, error)
         assert message in error["message"], (error, message)
     for path, body, status, message in (
-        (
-            "/embed",
-            {"inputs": "good", "truncate": False},
-            400,
-            "truncate of body: got False, expected true: texts",
-        ),
-        (
-            "/embed",
-            {"inputs": "good", "model": "better"},
-            404,
-            "got a model without embeddings, expected one of: em",
-        ),
+        ("/embed", {"inputs": "good", "truncate": False}, 400, "truncate of body: got False, expected true: texts"),
+        ("/embed", {"inputs": "good", "model": "better"}, 404, "got a model without embeddings, expected one of: em"),
         ("/rerank", {"query": "good", "texts": [["bad"]]}, 400, "a text of texts of body: got a list"),
     ):
         heard = ask(url, path, body)

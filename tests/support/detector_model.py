@@ -87,10 +87,7 @@ def manifest(**fields):
     return manifest_of(
         NAME,
         (TensorSpec("pixels", "FP32", (-1, 3, SIZE, SIZE)),),
-        (
-            TensorSpec("logits", "FP32", (-1, QUERIES, len(LABELS))),
-            TensorSpec("pred_boxes", "FP32", (-1, QUERIES, 4)),
-        ),
+        (TensorSpec("logits", "FP32", (-1, QUERIES, len(LABELS))), TensorSpec("pred_boxes", "FP32", (-1, QUERIES, 4))),
         {"pixels": Profile(min=(1, 3, SIZE, SIZE), opt=(1, 3, SIZE, SIZE), max=(MAX_BATCH_SIZE, 3, SIZE, SIZE))},
         tiers=(tier_of(atol=1e-3),),
         **{**defaults, **fields},

@@ -1,5 +1,7 @@
 """An image classifier, small enough to read: its logits are the mean brightness of the upper and the lower half."""
 
+import struct
+import zlib
 from io import BytesIO
 
 import numpy as np
@@ -26,6 +28,10 @@ def encoded(image, kind="PNG", **options):
     file = BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()
+
+
+def png_chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 def picture(width, height, seed=0):

@@ -72,4 +72,4 @@ async def reached(condition, seconds=20):
 
 
 def is_at_rest(server):
-    return not any(gauges(server, "streams", "stream_requests", "queue_depth"))
+    return not any(gauges(server, "streams", "stream_requests", "queue_depth", "queue_bytes"))

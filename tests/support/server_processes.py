@@ -67,7 +67,20 @@ SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.Health
 
 
 def health(server, name):
-    return int(health_pb2_grpc.HealthStub(server.channel).Check(health_pb2.HealthCheckRequest(service=name)).status)
+    return health_of(server.ready, name)[0]
+
+
+def health_of(ready, *names):
+    """Return the health of each service or model by the announcement of a server."""
+    with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        return [check(health_pb2.HealthCheckRequest(service=name)).status for name in names]
+
+
+@contextmanager
+def stub_of(ready):
+    with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
+        yield inference_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 
 def problems(server):

@@ -2,15 +2,14 @@
 
 from pathlib import Path
 
-import grpc
 import pytest
 
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc
 from tests.conformance import check, differences
 from tests.conformance.http2 import frames, requests
 from tests.support.models import ORACLE_BUNDLE
+from tests.support.server_processes import stub_of
 
 CASES = [*frames.CASES, *requests.CASES]
 PAGE = Path(__file__).with_name("DIFFERENCES.md")
@@ -20,13 +19,8 @@ DIFFERENCES = differences(PAGE)
 @pytest.fixture(scope="module")
 def port(tmp_path_factory):
     """A server that answers another client before and after all cases."""
-    with (
-        running_server(
-            [ORACLE_BUNDLE], cache=tmp_path_factory.mktemp("cache"), arguments=["--transport=nghttp2", "--no-metrics"]
-        ) as ready,
-        grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel,
-    ):
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+    arguments, cache = ["--transport=nghttp2", "--no-metrics"], tmp_path_factory.mktemp("cache")
+    with running_server([ORACLE_BUNDLE], cache=cache, arguments=arguments) as ready, stub_of(ready) as stub:
         assert stub.ServerReady(pb.ServerReadyRequest(), timeout=10).ready
         yield ready.grpc_port
         assert stub.ServerReady(pb.ServerReadyRequest(), timeout=10).ready
