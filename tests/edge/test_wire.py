@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 
 from edge.datatypes import NUMPY_TYPES, TensorSpec, byte_size, datatype_of
-from edge.errors import InvalidRequest
+from edge.errors import InvalidRequest, Unsupported
 from edge.pb import inference_pb2 as pb
 from edge.protocol import INFERENCE
 from edge.serving.call import MESSAGE, InferResponse
@@ -197,6 +197,13 @@ def test_outputs_are_all_or_the_requested_ones():
     assert requested_outputs(request[:2], specs) == ["c", "a"]
     with pytest.raises(InvalidRequest, match=r"got 'd', expected one of \['a', 'b', 'c'\]"):
         requested_outputs(request, specs)
+
+
+def test_shared_memory_is_not_allowed_by_default():
+    request = pb.ModelInferRequest(inputs=[{"name": "t", "datatype": "FP32", "shape": [1]}])
+    request.inputs[0].parameters["shared_memory_region"].string_param = "region"
+    with pytest.raises(Unsupported, match="inputs: got shared memory"):
+        decoded(request, TensorSpec("t", "FP32", (-1,)))
 
 
 @given(bytes_arrays())
