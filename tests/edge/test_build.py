@@ -25,6 +25,7 @@ from edge.runtimes.cache import BuildRecord, cache_directory
 from edge.runtimes.onnxruntime import OnnxRuntimeCpu
 from edge.runtimes.runtime import BuildMemory, BuildOptions, BuildProgress, Source
 from edge.runtimes.table import choose
+from tests.support.boards import write
 from tests.support.builds import ROOT, children, pause_builds
 from tests.support.commands import mistake
 from tests.support.marks import with_rtx
@@ -325,13 +326,12 @@ def test_long_record_of_a_child_is_cut(oracle, tmp_path, monkeypatch, caplog):
 
 
 def test_memory_is_checked_before_a_build(oracle, tmp_path, monkeypatch):
-    (tmp_path / "proc").mkdir()
     runtime = choose("onnxruntime")
     monkeypatch.setattr(OnnxRuntimeCpu, "build_memory", lambda *_: BuildMemory(2000 * MIB, 1000 * MIB))
     memory, source = MemorySampler(tmp_path), Source.of(oracle, runtime)
     for available, swap, refused in ((3000, 0, False), (1500, 2000, False), (1500, 200, True), (900, 9000, True)):
         kib = {"MemTotal": 9999999, "MemAvailable": available * 1024, "SwapTotal": swap * 1024, "SwapFree": swap * 1024}
-        (tmp_path / "proc" / "meminfo").write_text("".join(f"{name}: {size} kB\n" for name, size in kib.items()))
+        write(tmp_path, {"proc/meminfo": "".join(f"{name}: {size} kB\n" for name, size in kib.items())})
         check_memory(runtime, source, BuildOptions(ignore_memory=True), memory)
         if not refused:
             check_memory(runtime, source, BuildOptions(), memory)

@@ -35,6 +35,7 @@ from edge.runtimes.tensorrt.runtime import TensorRt
 from edge.scheduling.admission import CacheBudget
 from edge.scheduling.scheduler import Scheduler
 from edge.settings import TRANSPORTS
+from tests.support.boards import write
 from tests.support.letters_model import write_letters_bundle
 from tests.support.metrics import reached, wait_until
 from tests.support.models import write_oracle_bundle
@@ -252,10 +253,7 @@ def machine(root, available, limit=None, used=0, files=0):
             f"{group}/fewheads.service/memory.current": f"{used * MIB}\n",
             f"{group}/fewheads.service/memory.stat": f"anon 5\ninactive_file {files * MIB}\nactive_file 7\n",
         }
-    for name, text in contents.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return MemorySampler(root, 1)
+    return MemorySampler(write(root, contents), 1)
 
 
 def rejection(budget, bundle, runtime=RUNTIME):

@@ -26,6 +26,7 @@ from edge.runtimes.build import build, load_runner
 from edge.runtimes.onnxruntime import OnnxRuntimeCpu
 from edge.runtimes.runtime import BuildProgress
 from edge.scheduling.scheduler import Scheduler
+from tests.support.boards import write
 from tests.support.builds import children, pause_builds, wait_for_no_children
 from tests.support.letters_model import MAX_TOKENS, write_letters_bundle
 from tests.support.models import DATA, oracle_golden, write_oracle_bundle
@@ -238,8 +239,7 @@ def test_a_build_is_read_once_and_a_broken_one_is_built_again(scheduler, builds,
     reads = []
     real, runtime = cache.read_recorded, table.choose("onnxruntime")
     monkeypatch.setattr(cache, "read_recorded", lambda path, *rest: reads.append(path) or real(path, *rest))
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc" / "meminfo").write_text("MemAvailable: 15000 kB\n")
+    write(tmp_path, {"proc/meminfo": "MemAvailable: 15000 kB\n"})
     bundle, budget = write_oracle_bundle(tmp_path / "oracle"), MemoryBudget(MemorySampler(tmp_path, 1), 0)
     budget.learn(bundle, 10_000_000)  # so that there is memory for one load
     loader = Loader(scheduler, "onnxruntime", tmp_path / "cache", budget=budget)

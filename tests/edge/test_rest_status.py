@@ -295,12 +295,8 @@ async def test_large_answers_as_json_are_written_beside_the_event_loop(tmp_path,
             return super().encode(response)
 
     array = np.arange(elements)
-    item = {
-        "name": "in_int64",
-        "datatype": "INT64",
-        "shape": [elements],
-        "parameters": {"binary_data_size": array.nbytes},
-    }
+    item = {"name": "in_int64", "datatype": "INT64", "shape": [elements]}
+    item["parameters"] = {"binary_data_size": array.nbytes}
     document = json.dumps({"inputs": [item]}).encode()
     request, _ = infer_request("echo-int64", "", document + array.tobytes(), len(document))
     async with running_service(tmp_path, lambda repository: write_echo_bundle(repository, "INT64")) as running:

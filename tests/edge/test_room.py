@@ -14,6 +14,7 @@ from edge.repository.budget import MemoryBudget
 from edge.repository.load import Load
 from edge.runtimes import table
 from edge.runtimes.onnxruntime import OnnxRuntimeCpu
+from tests.support.boards import write as write_files
 from tests.support.letters_model import NAME as LETTERS
 from tests.support.letters_model import continued, text_of
 from tests.support.metrics import reached
@@ -42,11 +43,10 @@ async def test_models_are_evicted_for_memory(tmp_path, pinned, size):
     """Each model takes 1000 MiB, and 600 must stay free."""
 
     root, mib = tmp_path / "machine", 2**20
-    (root / "proc").mkdir(parents=True)
 
     def measure():
         kilobytes = (size - 1000 * len(loaded(running))) * 1024
-        (root / "proc" / "meminfo").write_text(f"MemAvailable: {kilobytes} kB\n")
+        write_files(root, {"proc/meminfo": f"MemAvailable: {kilobytes} kB\n"})
 
     budget = MemoryBudget(MemorySampler(root, 1), 600 * mib)
     async with serving(tmp_path, None, pinned=pinned, budget=budget) as running:
