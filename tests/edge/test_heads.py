@@ -123,7 +123,7 @@ async def test_loading_and_unloading_take_effect_on_the_same_bytes(running):
             await running.infer(request)
         await running.control.load_model(ONE)
     # Another head under the same name takes over.
-    write_letters_head(running.directory / f"{ONE}-2", running_base(running), ONE, 5, version=2)
+    write_letters_head(running.directory / f"{ONE}-2", Bundle.open(running.directory / NAME), ONE, 5, version=2)
     await running.control.load_model(ONE)
     assert text_of(await running.infer(request)) == continued(PROMPT, shift=5)
     for version, shift in ((1, 1), (2, 5)):
@@ -132,10 +132,6 @@ async def test_loading_and_unloading_take_effect_on_the_same_bytes(running):
     with pytest.raises(NotFound, match=f"head '{ONE}:3': got '3', expected one of: 1, 2. Leave the version out"):
         await running.infer(text_request(PROMPT, head=f"{ONE}:3"))
     assert await running.at_rest(ONE)
-
-
-def running_base(running):
-    return Bundle.open(running.directory / NAME)
 
 
 async def test_wrong_heads_are_refused(running):

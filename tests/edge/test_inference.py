@@ -34,10 +34,6 @@ async def running(tmp_path):
         yield running
 
 
-def write_sentiment(repository):
-    write_sentiment_bundle(repository / "sentiment")
-
-
 class Held(Program):
     def __init__(self, program):
         self.entered, self.go = threading.Event(), threading.Event()
@@ -292,10 +288,11 @@ async def test_runs_that_end_together_wake_the_loop_once(running, monkeypatch):
 
 
 async def test_deadline_policy_uses_the_time_left(tmp_path, clock):
-    options = ServingOptions(policy="deadline")
-    async with running_service(
-        tmp_path, write_sentiment, target="simulated:50", device_bound=True, serving=options
-    ) as running:
+    def write(repository):
+        write_sentiment_bundle(repository / "sentiment")
+
+    options = {"target": "simulated:50", "device_bound": True, "serving": ServingOptions(policy="deadline")}
+    async with running_service(tmp_path, write, **options) as running:
         for tier, seconds in (("full", 0.05), ("lean", 0.001)):
             running.model("sentiment").executors[tier].latency.observe(1, seconds)
         for left_seconds, reason in ((30, "full"), (0.03, "deadline")):

@@ -4,6 +4,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 
@@ -24,10 +25,6 @@ def scheduler():
     scheduler = Scheduler(max_queue_size=4)
     yield scheduler
     scheduler.close()
-
-
-def _raise(error):
-    raise error
 
 
 def known(seconds, work=lambda rows: rows):
@@ -259,9 +256,8 @@ def test_brief_run_is_computed_by_the_submitting_thread():
     brief = known(1e-5, remember)
     assert submitted(scheduler, job_of(brief, 0)).done()
     assert threads == [threading.get_ident()]
-    assert isinstance(
-        submitted(scheduler, job_of(known(1e-5, lambda _: _raise(ValueError("never"))), 0)).exception(0), ValueError
-    )
+    failing = known(1e-5, Mock(side_effect=ValueError("never")))
+    assert isinstance(submitted(scheduler, job_of(failing, 0)).exception(0), ValueError)
     with occupied(scheduler):  # no instance is free
         waiting = submitted(scheduler, job_of(brief, 0))
         assert not waiting.done()

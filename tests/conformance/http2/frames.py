@@ -52,10 +52,6 @@ def _after_the_end(make):
     return say
 
 
-def _after_a_reset(make):
-    return lambda client: [head(client), _RESET, make(client)]
-
-
 def _inside_a_field_block(make):
     def say(client):
         block = head(client).data
@@ -167,7 +163,7 @@ CASES = [
     Case("5.1 half-closed (remote): HEADERS", DIFFERS, lambda c: [*watch(c), head(c)]),
     Case("5.1 half-closed (remote): RST_STREAM", NO_ERROR, lambda c: [*watch(c), _RESET]),
     Case("5.1 closed: HEADERS", NO_ERROR, _after_the_end(head)),
-    Case("6.1 DATA on a stream closed by RST_STREAM", DIFFERS, _after_a_reset(lambda _: _DATA)),
+    Case("6.1 DATA on a stream closed by RST_STREAM", DIFFERS, lambda c: [head(c), _RESET, _DATA]),
     Case("6.1 DATA on a closed stream", DIFFERS, _after_the_end(lambda _: _DATA)),
     # Stream identifiers, concurrency and priority.
     Case("5.1.1 even stream identifier", PROTOCOL, lambda c: call(c, stream=2), stream=2),
