@@ -222,14 +222,6 @@ def test_window_of_a_shrunk_object(registry, directory):
     assert os.path.getsize(directory / "object") == 57
 
 
-def test_size_of_a_tensor_is_limited(directory):
-    registry = SharedMemory(LIMIT, 100, directory)
-    registry.register("a", "object", 0, SIZE)
-    assert len(registry.part("a", 0, 100, "t", write=False).read()) == 100
-    with pytest.raises(InvalidRequest, match=r"t in shared memory: got 101 bytes, expected at most 100\. Split"):
-        registry.part("a", 0, 101, "t", write=False)
-
-
 def test_number_and_size_of_regions_are_limited(directory):
     registry = SharedMemory(MAX_REGIONS + 9, SIZE, directory)
     registry.register("ten", "object", 0, 10)
