@@ -8,7 +8,7 @@ import pytest
 from edge.errors import ModelNotReady, RunnerError
 from edge.instruments.snapshot import Timings
 from edge.programs.loop import Loop
-from edge.programs.program import Computed, LoopLimits, Options, Program
+from edge.programs.program import LoopLimits, Options
 from edge.protocol import BY_DEADLINE, STOPPED
 from edge.scheduling.admission import Admission
 from edge.scheduling.batching import BatchAssembler
@@ -19,7 +19,7 @@ from edge.scheduling.queue import JobQueue
 from edge.scheduling.runs import Run, Runs
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import LoopExecutor, TierExecutor
-from tests.support.jobs import VALUES, Awaited, executor_of, occupied, submitted
+from tests.support.jobs import VALUES, Awaited, Overlapping, executor_of, occupied, submitted
 from tests.support.jobs import job_of as run_of
 from tests.support.loop_model import ENDLESS, MAX_BATCH_SIZE, XS, prompt
 
@@ -46,18 +46,8 @@ def test_time_before_the_queue_is_not_taken_from_the_runtime(scheduler, executor
     assert sum(stages) <= time.perf_counter_ns() - begun
 
 
-class Accelerator(Program):
-    """Its device computes a run while the host prepares the next one."""
-
-    def compute(self, inputs, options):
-        return self.start(inputs, options)()
-
-    def start(self, inputs, options):
-        return lambda: Computed({"y": inputs["x"]})
-
-
 def test_runs_on_the_device_and_steps_of_a_loop_take_turns(scheduler, executor):
-    accelerated = TierExecutor("full", Accelerator(), BatchAssembler(VALUES, {}), on_gpu=True)
+    accelerated = TierExecutor("full", Overlapping(), BatchAssembler(VALUES, {}), on_gpu=True)
     with occupied(scheduler):
         loop = submitted(scheduler, job_of(executor, ENDLESS, max_loops=5))
         runs = [submitted(scheduler, run_of(accelerated, number)) for number in range(12)]

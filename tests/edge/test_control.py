@@ -21,7 +21,6 @@ from edge.repository.control import ModelControl
 from edge.repository.entry import Entry
 from edge.repository.loader import Loader
 from edge.repository.repository import Directory, Repository
-from edge.scheduling.scheduler import Scheduler
 from tests.support.metrics import wait_until
 from tests.support.models import DATA, write_oracle_bundle
 from tests.support.sample_requests import column, triton_input
@@ -221,10 +220,9 @@ def test_model_that_was_replaced_while_it_was_read_is_an_error(repository):
     )
 
 
-async def test_model_is_closed_after_its_last_user_on_the_thread_that_owns_it(repository, tmp_path, monkeypatch):
+async def test_model_is_closed_after_its_last_user_on_its_thread(scheduler, repository, tmp_path, monkeypatch):
     write_oracle_bundle(repository / "a", NAME, 1)
-    device = Scheduler(8)
-    models = Repository(repository, Loader(device, "onnxruntime", tmp_path / "cache"))
+    models = Repository(repository, Loader(scheduler, "onnxruntime", tmp_path / "cache"))
     control = ModelControl(models, "explicit")
     await control.start()
     entry, model = models.ready(NAME, "")
@@ -240,7 +238,7 @@ async def test_model_is_closed_after_its_last_user_on_the_thread_that_owns_it(re
     await asyncio.wait([unloading], timeout=0.2)
     assert (entry.state, entry.model, unloading.done()) == ("UNLOADING", None, False)
     with pytest.raises(RuntimeError, match=r"changing:1 cannot be closed: 1 runs still use it"):
-        device.call(model.close)
+        scheduler.call(model.close)
     assert closed == []
     await asyncio.to_thread(model.use.give_back)
     await asyncio.wait_for(unloading, 10)
@@ -250,7 +248,6 @@ async def test_model_is_closed_after_its_last_user_on_the_thread_that_owns_it(re
     _, successor = models.ready(NAME, "")
     await control.close()
     assert not successor.use.take()
-    device.close()
 
 
 #: The transitions that each state of an entry allows, and the state after each.
@@ -262,10 +259,9 @@ TRANSITIONS = {
 }
 
 
-def test_entry_changes_its_state_by_its_transitions_only(repository, tmp_path):
+def test_entry_changes_its_state_by_its_transitions_only(scheduler, repository, tmp_path):
     bundle = write_oracle_bundle(repository / "a", NAME, 1)
-    device = Scheduler(1, device_bound=False)
-    model = Loader(device, "onnxruntime", tmp_path / "cache").load_model(bundle)
+    model = Loader(scheduler, "onnxruntime", tmp_path / "cache").load_model(bundle)
     arguments = {
         "loading": bundle.path,
         "loaded": model,
@@ -288,7 +284,6 @@ def test_entry_changes_its_state_by_its_transitions_only(repository, tmp_path):
             assert entry.state == allowed.get(transition, state)
             assert (entry.model is model) == (entry.state == "READY")
     model.close()
-    device.close()
 
 
 @pytest.mark.parametrize("cycles", [30, pytest.param(200, marks=pytest.mark.slow)])

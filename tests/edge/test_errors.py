@@ -28,7 +28,6 @@ from edge.repository.loader import Loader
 from edge.repository.repository import Repository
 from edge.rpc.servicers import InferenceServicer, TelemetryServicer
 from edge.runtimes.cuda import fatal, fatal_name, is_out_of_memory
-from edge.scheduling.scheduler import Scheduler
 from edge.serving.call import Call
 from edge.serving.inference import InferenceService
 from edge.serving.statuses import STATUSES
@@ -162,10 +161,9 @@ def test_fatal_errors_are_found_in_causes_and_not_in_quotes_or_circles():
     assert fatal(one) is None
 
 
-def test_health_that_could_not_be_published_is_published_later(tmp_path, caplog, monkeypatch):
-    device = Scheduler(1)
-    repository = Repository(tmp_path, Loader(device))
-    health, errors = Health(repository, device.runs), [OSError("no file is left")]
+def test_health_that_could_not_be_published_is_published_later(scheduler, tmp_path, caplog, monkeypatch):
+    repository = Repository(tmp_path, Loader(scheduler))
+    health, errors = Health(repository, scheduler.runs), [OSError("no file is left")]
 
     def models_ready():
         if errors:
@@ -174,16 +172,15 @@ def test_health_that_could_not_be_published_is_published_later(tmp_path, caplog,
 
     monkeypatch.setattr(health, "models_ready", models_ready)
     health.accepting = True
-    supervisor = Supervisor(health, repository, device, Notifier({}))
+    supervisor = Supervisor(health, repository, scheduler, Notifier({}))
     for published in (False, True):
         changed = health.changed
         supervisor.publish()
         assert (health.serving[""], changed.is_set()) == (published, published)
     assert caplog.text.count("no file is left") == 1
-    device.close()
 
 
-async def test_samples_go_on_and_their_error_is_logged_once(tmp_path, monkeypatch, caplog):
+async def test_samples_go_on_and_their_error_is_logged_once(scheduler, tmp_path, monkeypatch, caplog):
     sampled = asyncio.Event()
     errors = [OSError("no file is left")] * 3
 
@@ -193,17 +190,15 @@ async def test_samples_go_on_and_their_error_is_logged_once(tmp_path, monkeypatc
                 raise errors.pop()
             sampled.set()
 
-    device = Scheduler(1)
-    repository = Repository(tmp_path, Loader(device))
-    health = Health(repository, device.runs)
+    repository = Repository(tmp_path, Loader(scheduler))
+    health = Health(repository, scheduler.runs)
     streams = None  # samples need none
-    sources = Sources(device, repository, health, Failing(), Sensors(), streams, Quota(1, 1))
+    sources = Sources(scheduler, repository, health, Failing(), Sensors(), streams, Quota(1, 1))
     monkeypatch.setattr(sampling, "_SAMPLE_SECONDS", 0.01)
     watching = asyncio.create_task(Telemetry(sources).watch())
     await asyncio.wait_for(sampled.wait(), 10)
     watching.cancel()
     assert caplog.messages == ["memory and load cannot be sampled"]
-    device.close()
 
 
 def test_shutdown_ends_although_the_health_cannot_be_read():

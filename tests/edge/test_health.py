@@ -15,7 +15,6 @@ from edge.repository.control import ModelControl
 from edge.repository.loader import Loader
 from edge.repository.repository import Repository
 from edge.scheduling.runs import Run
-from edge.scheduling.scheduler import Scheduler
 from tests.support.conditions import ILLEGAL, Faulty
 from tests.support.in_process import write_oracle_and_failing_bundle
 from tests.support.jobs import WAIT, executor_of, job_of, occupied, output, submitted
@@ -102,11 +101,10 @@ def test_slow_tier_has_a_higher_limit(scheduler, tmp_path):
         assert health.server_sound() is sound
 
 
-async def test_shutdown_loads_no_further_model(tmp_path):
-    device = Scheduler(1, device_bound=False)
+async def test_shutdown_loads_no_further_model(scheduler, tmp_path):
     for name in ("a", "b", "c"):
         write_oracle_bundle(tmp_path / "repository" / name, name, 1)
-    repository = Repository(tmp_path / "repository", Loader(device, "onnxruntime", tmp_path / "cache"))
+    repository = Repository(tmp_path / "repository", Loader(scheduler, "onnxruntime", tmp_path / "cache"))
     control = ModelControl(repository, "none")
 
     def on_change():
@@ -117,7 +115,6 @@ async def test_shutdown_loads_no_further_model(tmp_path):
     assert {entry.name: entry.state for entry in repository} == {"a": "READY", "b": "READY", "c": "LOADING"}
     await control.close()
     assert [entry.model for entry in repository] == [None] * 3
-    device.close()
 
 
 NAME = "oracle"

@@ -149,12 +149,11 @@ async def test_load_that_takes_too_long_delays_nobody(tmp_path):
         assert states(repository)["busy"] == "UNAVAILABLE"
 
 
-def test_load_that_occupies_the_device_ends_the_server(tmp_path, monkeypatch):
+def test_load_that_occupies_the_device_ends_the_server(scheduler, tmp_path, monkeypatch):
     bundle = write_busy_bundle(tmp_path, steps=1500)
     monkeypatch.setattr(OnnxRuntimeCpu, "thread_bound", True)
-    device = Scheduler(8)
-    loader = Loader(device, "onnxruntime", tmp_path / "cache")
-    read = health.Health(Repository(tmp_path, loader), device.runs, watchdog_seconds=0.01).failure
+    loader = Loader(scheduler, "onnxruntime", tmp_path / "cache")
+    read = health.Health(Repository(tmp_path, loader), scheduler.runs, watchdog_seconds=0.01).failure
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(loader.load_model, bundle)
         assert wait_until(lambda: isinstance(read(0.01), RunStuck))
@@ -162,7 +161,6 @@ def test_load_that_occupies_the_device_ends_the_server(tmp_path, monkeypatch):
         model = loading.result()
     assert read(0.01) is None
     loader.close(model)
-    device.close()
 
 
 async def test_late_load_serves_when_it_ends(tmp_path):
@@ -363,12 +361,11 @@ def test_server_without_room_reports_it_and_keeps_its_models(tmp_path):
 
 
 @pytest.mark.slow
-def test_load_teaches_the_budget(tmp_path, bundle):
-    budget, device = MemoryBudget(machine(tmp_path, 2**20), 0), Scheduler(1, device_bound=False)
-    loader = Loader(device, "onnxruntime", tmp_path / "cache", budget=budget)
+def test_load_teaches_the_budget(scheduler, tmp_path, bundle):
+    budget = MemoryBudget(machine(tmp_path, 2**20), 0)
+    loader = Loader(scheduler, "onnxruntime", tmp_path / "cache", budget=budget)
     model = loader.load_model(bundle)
     machine(tmp_path, 0)
     with pytest.raises(LoadFailed, match="as it took before"):
         loader.load_model(bundle)
     loader.close(model)
-    device.close()

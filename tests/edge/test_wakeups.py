@@ -15,13 +15,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edge.datatypes import Array
-from edge.programs.program import Computed, Finished, IterativeProgram, LoopLimits, Program, Session
+from edge.programs.program import Computed, Finished, IterativeProgram, LoopLimits, Session
 from edge.scheduling import continuous as module
 from edge.scheduling.batching import BatchAssembler
 from edge.scheduling.latency import LatencyModel
 from edge.scheduling.scheduler import Scheduler
 from edge.scheduling.tier_executor import LoopExecutor, TierExecutor
-from tests.support.jobs import VALUES, WAIT, executor_of, job_of, submitted
+from tests.support.jobs import VALUES, WAIT, Overlapping, executor_of, job_of, submitted
 
 DELAY = 4.0
 #: Executors, by their places in :attr:`Server.executors`.
@@ -106,23 +106,6 @@ class Device:
             self._clock.change(lambda: self.running.update({number: True}))
 
 
-class Overlapping(Program):
-    """Its device computes a run while the host prepares the next one."""
-
-    def __init__(self, device):
-        self._device = device
-
-    def compute(self, inputs, options):
-        return self.start(inputs, options)()
-
-    def start(self, inputs, options):
-        def end():
-            self._device.compute()
-            return Computed({"y": inputs["x"]})
-
-        return end
-
-
 class Unlearnt(LatencyModel):
     """No run becomes so brief that the submitting thread, which is the test's, would compute it."""
 
@@ -182,7 +165,7 @@ class Server:
             held(),
             held(max_rows=4, max_delay_seconds=DELAY),
             held(max_rows=8, max_delay_seconds=2 * DELAY, preferred_rows=(4,)),
-            of_device(program=Overlapping(self.device), max_rows=2),
+            of_device(program=Overlapping(self.device.compute), max_rows=2),
             stepwise(program=Stepwise(self.device), max_rows=3),
             stepwise(program=Stepwise(self.device), max_rows=4, max_delay_seconds=DELAY, preferred_rows=(2,)),
         ]

@@ -35,6 +35,19 @@ class Calling(Program):
         return Computed({"y": value}, {"x": inputs["x"][:, 0].copy()}, self._repeats)
 
 
+class Overlapping(Program):
+    """Its device computes a run, by ``wait``, while the host prepares the next one; its output is the input."""
+
+    def __init__(self, wait=lambda: None):
+        self._wait = wait
+
+    def compute(self, inputs, options):
+        return self.start(inputs, options)()
+
+    def start(self, inputs, options):
+        return lambda: (self._wait(), Computed({"y": inputs["x"]}))[1]
+
+
 def executor_of(work, tier="full", *, repeats=1.0, **options):
     return TierExecutor(tier, Calling(work, repeats), BatchAssembler(VALUES, {}), **options)
 
