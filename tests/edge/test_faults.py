@@ -90,8 +90,7 @@ def test_sigterm_under_load(repository, transport):
     ):
         assert wait_until(lambda: len(sent.answers) > 20 * CLIENTS)
         begun = time.monotonic()
-        os.kill(server.ready.process_id, signal.SIGTERM)
-        code, log = server.end()
+        code, log = server.stop()
         assert time.monotonic() - begun < 10  # there was nothing to wait for
         assert wait_until(lambda: len(sent.failures) > CLIENTS)
     assert code == 0
@@ -135,8 +134,7 @@ def test_server_that_can_write_nothing_serves(repository):
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
         one.stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="oracle"), timeout=20)
         assert is_served(one)
-        os.kill(one.ready.process_id, signal.SIGTERM)
-        assert one.end() == (0, "")
+        assert one.stop() == (0, "")
 
 
 @pytest.mark.slow
@@ -152,8 +150,7 @@ def test_read_only_cache_is_used_and_not_written(repository, tmp_path):
     for source in ("bundle", "cache"):
         with served(repository, f"--cache={cache}", program=program) as server:
             assert is_served(server)
-            os.kill(server.ready.process_id, signal.SIGTERM)
-            code, log = server.end()
+            code, log = server.stop()
         assert (code, f"was read from the {source}" in log) == (0, True)
         answer(fewheads(*arguments))
 
@@ -312,5 +309,4 @@ def test_requests_deadlines_and_the_watchdog_survive_a_jump(tmp_path, jump):
         assert 0 < after.uptime_seconds - before.uptime_seconds < 60
         assert is_ready(server)
         assert problems(server) == []
-        server.process.terminate()
-        assert server.end()[0] == 0
+        assert server.stop()[0] == 0

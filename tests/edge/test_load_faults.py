@@ -4,7 +4,6 @@ import asyncio
 import math
 import os
 import re
-import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -183,8 +182,7 @@ def test_load_that_never_ends_delays_no_shutdown(tmp_path):
         load = pb.RepositoryModelLoadRequest(model_name="busy")
         loading = pool.submit(server.stub.RepositoryModelLoad, load)
         assert wait_until(lambda: model_states(server)["busy"][0] == "LOADING")
-        os.kill(server.ready.process_id, signal.SIGTERM)
-        code, log = server.end()
+        code, log = server.stop()
         assert (code, "Traceback" in log) == (0, False), log
         assert loading.exception()
 
@@ -222,8 +220,7 @@ def test_long_name_fits_into_the_status_and_the_log(tmp_path, transport):
                 call(request)
             assert caught.value.code().name in ("NOT_FOUND", "INVALID_ARGUMENT")
             assert len(caught.value.details()) < 2000
-        server.process.terminate()
-        code, log = server.end()
+        code, log = server.stop()
     assert (code, "\x1b" in log) == (0, False)
     assert "failed to load" in log
     assert len(log) < 40_000

@@ -115,8 +115,7 @@ def test_paths_of_http_requests_are_escaped_and_queries_left_out(tmp_path):
                     connection.sendall(line % b"secret" + b"\r\nHost: localhost\r\nConnection: close\r\n\r\n")
                     while connection.recv(1024):
                         pass
-        server.process.terminate()
-        code, log = server.end()
+        code, log = server.stop()
     assert code == 0
     assert "/v2/models/a\\x1b[2J: Request for unknown model" in log
     assert "secret" not in log

@@ -5,7 +5,6 @@ FEWHEADS_SOAK_MINUTES sets the duration, 10 by default.
 
 import os
 import random
-import signal
 import socket
 import threading
 import time
@@ -232,6 +231,5 @@ def test_soak(repository, transport):
             server.stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name=name), timeout=20)
         assert wait_until(lambda: process.num_fds() <= files + ALLOWED_FILES), process.num_fds()
         assert per_minute < ALLOWED_SLOPE_BYTES_PER_MINUTE or MINUTES < ENOUGH_MINUTES
-        os.kill(server.ready.process_id, signal.SIGTERM)
-        code, log = server.end()
+        code, log = server.stop()
     assert (code, log) == (0, "")

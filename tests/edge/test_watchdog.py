@@ -88,8 +88,7 @@ def test_sigterm_ends_a_run_that_never_ends(repository):
         call = server.stub.ModelInfer.future(busy(FOR_EVER))
         time.sleep(0.5)
         begun = time.monotonic()
-        os.kill(server.ready.process_id, signal.SIGTERM)
-        code, log = server.end()
+        code, log = server.stop()
         assert code == 10
         assert 3 < time.monotonic() - begun < 6
         assert "shutdown: got a run of busy:1 (tier full) after " in log.splitlines()[-1]
@@ -196,8 +195,7 @@ def test_server_notifies_from_start_to_stop(listener, tmp_path):
         assert wait_until(lambda: listener.read().count("WATCHDOG=1") > 2)
         it.stub.ModelInfer(busy(2000))
         assert wait_until(lambda: listener.read()[-1] == "WATCHDOG=1")
-        os.kill(it.ready.process_id, signal.SIGTERM)
-        assert it.end()[0] == 0
+        assert it.stop()[0] == 0
     messages = listener.read()
     stuck = next(index for index, text in enumerate(messages) if "takes longer than its limit" in text)
     assert messages[stuck + 1] == "STATUS=2 of 2 models ready"  # without a ping in between, so that systemd acts

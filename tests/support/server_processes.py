@@ -1,6 +1,7 @@
 """Servers as child processes, with their log and exit code."""
 
 import os
+import signal
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -29,6 +30,11 @@ class Served:
         self.ready = msgspec.json.decode(line, type=Ready)
         self.channel = grpc.insecure_channel(f"127.0.0.1:{self.ready.grpc_port}")
         self.stub = inference_pb2_grpc.GRPCInferenceServiceStub(self.channel)
+
+    def stop(self):
+        """Ask it to end; return its exit code and its log."""
+        os.kill(self.ready.process_id, signal.SIGTERM)
+        return self.end()
 
     def end(self):
         """Wait until it exits; return its exit code and its log."""
