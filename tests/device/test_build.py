@@ -189,8 +189,7 @@ def test_server_builds_missing_engines_before_it_is_ready(tmp_path):
         assert list(server.ready.ready) == ["calculator-oracle:1"], server.ready.unavailable
         assert parameter_of(server, "runtime") == TARGET
         check_golden(server)
-        server.process.terminate()
-        status, log = server.end()
+        status, log = server.stop()
         assert status == 0
         assert f"oracle: BUILDING 0 % for {TARGET}" in log
     assert len([path for path in (tmp_path / "cache").iterdir() if path.name != "timing"]) == 1

@@ -227,8 +227,7 @@ def test_model_without_memory_does_not_affect_others(start):
         assert [*server.ready.ready] == ["calculator-oracle:1"], server.ready
         assert "Unload other models, or build smaller profiles" in str(server.ready.unavailable)
         assert failure_of(server) is None
-        server.process.terminate()
-        assert server.end()[0] == 0
+        assert server.stop()[0] == 0
 
 
 def test_models_leave_for_one_that_the_device_has_no_memory_for(start):
@@ -240,8 +239,7 @@ def test_models_leave_for_one_that_the_device_has_no_memory_for(start):
             assert described.platform == "tensorrt_plan"
             index = server.stub.RepositoryIndex(pb.RepositoryIndexRequest(ready=True)).models
             assert [model.name for model in index] == ["attention-16"]
-        server.process.terminate()
-        assert server.end()[0] == 0
+        assert server.stop()[0] == 0
 
 
 async def test_invalid_requests_fail_alone(engines, tmp_path, caplog):
