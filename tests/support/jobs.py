@@ -45,7 +45,11 @@ class Overlapping(Program):
         return self.start(inputs, options)()
 
     def start(self, inputs, options):
-        return lambda: (self._wait(), Computed({"y": inputs["x"]}))[1]
+        def end():
+            self._wait()
+            return Computed({"y": inputs["x"]})
+
+        return end
 
 
 def executor_of(work, tier="full", *, repeats=1.0, **options):
