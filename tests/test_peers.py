@@ -11,8 +11,8 @@ from pathlib import Path
 import grpc
 import pytest
 
+from edge.client.connection import open_stub
 from edge.launch import running_server
-from edge.pb import inference_pb2_grpc
 from tests.support.letters_model import write_letters_bundle
 from tests.support.loop_model import ENDLESS, NAME, array_of, loop_request, write_halving_bundle
 
@@ -151,7 +151,7 @@ def test_batches_that_run_to_their_slowest_row_give_the_same_answers(tmp_path):
         running_server([bundle.path], **slow) as ready,
         grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel,
     ):
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stub = open_stub(channel)
         first = stub.ModelInfer.future(loop_request(ENDLESS, max_loops=2_000))
         second = [stub.ModelInfer.future(loop_request(1, max_loops=loops)) for loops in (3, 500)]
         loops = [array_of(future.result(60), "loops").tolist() for future in (first, *second)]

@@ -16,9 +16,10 @@ import pytest
 
 import edge
 from edge.cli.serve import serve
+from edge.client.connection import open_stub
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc, telemetry_pb2
+from edge.pb import telemetry_pb2
 from edge.protocol import INFERENCE
 from edge.security.access import INFER_STREAM, OPEN, RPC_SCOPES, TELEMETRY_WATCH
 from edge.security.tokens import SCOPES
@@ -211,7 +212,7 @@ def test_clients_without_tokens_have_one_rate_for_each_address_over_http_and_grp
 
     with running_server([ORACLE_BUNDLE], cache=tmp_path / "cache", arguments=arguments) as ready:
         with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
-            inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(good(), timeout=10)
+            open_stub(channel).ModelInfer(good(), timeout=10)
         statuses = [post(source) for source in ("127.0.0.1",) * 3 + ("127.0.0.2",) * 4]
     assert statuses == [200, 200, 429, 200, 200, 200, 429]
 
@@ -228,7 +229,7 @@ def test_stock_client_with_a_retry_policy_waits_as_long_as_the_server_says(tmp_p
         running_server([ORACLE_BUNDLE], cache=tmp_path, arguments=arguments) as ready,
         grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}", options=options) as channel,
     ):
-        infer = inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
+        infer = open_stub(channel).ModelInfer
         assert [bool(infer(good(), timeout=10).outputs) for _ in range(2)] == [True, True]
 
 
@@ -237,7 +238,7 @@ def test_dangerous_requests_are_unimplemented(tmp_path):
         running_server([ORACLE_BUNDLE], cache=tmp_path) as ready,
         grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel,
     ):
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stub = open_stub(channel)
         for method, request, message in (
             ("RepositoryModelLoad", LOAD, "--model-control explicit"),
             ("RepositoryModelUnload", UNLOAD, "--model-control explicit"),

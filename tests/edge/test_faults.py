@@ -19,10 +19,11 @@ from hyperframe.frame import DataFrame, RstStreamFrame, SettingsFrame
 
 import edge
 from edge.client import Client
+from edge.client.connection import open_stub
 from edge.http2.messages import prefix
 from edge.launch import running_server, serving
 from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from edge.pb import telemetry_pb2
 from edge.serving.forms import take_apart
 from tests.support.commands import answer, fewheads, refusal
 from tests.support.conditions import can_mount
@@ -175,8 +176,8 @@ class Busy:
 
     def __init__(self, ready, channel):
         self.ready = ready
-        self.stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        self._telemetry = telemetry_pb2_grpc.TelemetryStub(channel)
+        self.stub = open_stub(channel)
+        self._telemetry = open_stub(channel)
         self.long = max(int(200 * 0.5 / min(self._seconds() for _ in range(3))), 1)
 
     def _seconds(self):
@@ -314,7 +315,7 @@ def test_requests_deadlines_and_the_watchdog_survive_a_jump(tmp_path, jump):
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
     with served(repository, "--watchdog-seconds=20", **variables) as server:
-        telemetry = telemetry_pb2_grpc.TelemetryStub(server.channel)
+        telemetry = open_stub(server.channel)
         before = telemetry.Get(telemetry_pb2.GetRequest())
         server.stub.ModelInfer(busy(20))
         long = server.stub.ModelInfer.future(busy(8000), timeout=60)

@@ -16,10 +16,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from edge.client import Client
+from edge.client.connection import open_stub
 from edge.errors import ServerError
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc
 from edge.serving.streams import MAX_IN_FLIGHT
 from tests.support.metrics import gauge, is_at_rest, wait_until
 from tests.support.models import ORACLE, ORACLE_BUNDLE
@@ -55,7 +55,7 @@ def test_two_bundles_of_one_name_and_lenient_readiness(tmp_path):
         with Client(f"127.0.0.1:{ready.grpc_port}") as client:
             assert client.ready()
         with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
-            stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+            stub = open_stub(channel)
             (group,) = stub.ModelConfig(pb.ModelConfigRequest(name=ORACLE)).config.instance_group
             assert group.count == len(os.sched_getaffinity(0))
 
@@ -71,7 +71,7 @@ def test_ctrl_c_drains_and_exits_with_0(bundles, transport):
     only = [bundle for bundle in bundles if bundle.name == "busy-1"]
     draining = running_server(only, arguments=[f"--transport={transport}"])
     with draining as ready, grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stub = open_stub(channel)
         stub.ModelInfer(busy(1))
         flying = stub.ModelInfer.future(busy(3000))
         time.sleep(0.3)
@@ -112,9 +112,6 @@ def test_sigterm_while_loading_exits_with_0(bundles, tmp_path):
     assert "Traceback" not in log
 
 
-Stub = inference_pb2_grpc.GRPCInferenceServiceStub
-
-
 def numbered(number):
     request = expression(f"{number} - 1".encode())
     request.id = f"request {number}"
@@ -144,7 +141,7 @@ def test_client_that_does_not_read_stops_the_stream(server, url):
             yield request
 
     channel = grpc.insecure_channel(url, FIXED_WINDOW)
-    stream = Stub(channel).ModelStreamInfer(requests())
+    stream = open_stub(channel).ModelStreamInfer(requests())
     try:
         assert wait_until(lambda: gauge(server, "stream_requests") == MAX_IN_FLIGHT)
         before = -1
@@ -169,7 +166,7 @@ def test_shutdown_answers_the_requests_so_far(bundles, transport):
     begun = 0.0
     going = running_server(only, arguments=[f"--transport={transport}"])
     with going as ready, grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
-        stream = Stub(channel).ModelStreamInfer(iter(sender))
+        stream = open_stub(channel).ModelStreamInfer(iter(sender))
         sender.queue.put(numbered(1))
         assert value_of(next(stream)) == 0
         for request in (busy(1500), numbered(2)):

@@ -18,8 +18,9 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from edge.client.connection import open_stub
 from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from edge.pb import telemetry_pb2
 from tests.support.http2_client import OPENING
 from tests.support.http_requests import ask, tensor
 from tests.support.metrics import gauges, wait_until
@@ -149,7 +150,7 @@ class Traffic:
 
     def _watch(self, chance, channel):
         urllib.request.urlopen(f"http://127.0.0.1:{self._ready.metrics_port}/metrics", timeout=SECONDS).close()
-        telemetry = telemetry_pb2_grpc.TelemetryStub(channel)
+        telemetry = open_stub(channel)
         assert not telemetry.Get(telemetry_pb2.GetRequest(), timeout=SECONDS).problems
         watching = telemetry.Watch(telemetry_pb2.WatchRequest(interval_ms=100), timeout=SECONDS)
         next(watching)
@@ -167,7 +168,7 @@ class Traffic:
 
 
 def _stub(channel):
-    return inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+    return open_stub(channel)
 
 
 def _sum_request(chance, number):

@@ -11,7 +11,6 @@ from edge.bundles.golden import Golden
 from edge.bundles.manifest import Profile
 from edge.datatypes import NUMPY_TYPES, TensorSpec
 from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc
 from tests.support.models import graph_of, manifest_of, serialized, tier_of
 
 _ELEMENTS = {name: helper.np_dtype_to_tensor_dtype(dtype) for name, dtype in NUMPY_TYPES.items()}
@@ -115,8 +114,6 @@ def busy(steps, timeout_us=0):
 def failures(stub):
     return stub.ModelStatistics(pb.ModelStatisticsRequest(name="busy")).model_stats[0].inference_stats.fail.count
 
-
-Stub = inference_pb2_grpc.GRPCInferenceServiceStub
 
 QUEUE_SIZE = 32
 

@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from edge.client.connection import open_stub
 from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from edge.pb import telemetry_pb2
 from edge.server import Ready
 from tests.support.models import ORACLE, oracle_golden
 
@@ -27,7 +28,7 @@ class Served:
         assert line, process.communicate()[1]
         self.ready = msgspec.json.decode(line, type=Ready)
         self.channel = grpc.insecure_channel(f"127.0.0.1:{self.ready.grpc_port}")
-        self.stub = inference_pb2_grpc.GRPCInferenceServiceStub(self.channel)
+        self.stub = open_stub(self.channel)
 
     def end(self):
         """Wait until it exits; return its exit code and its log."""
@@ -72,7 +73,7 @@ def health(server, name):
 
 
 def problems(server):
-    return list(telemetry_pb2_grpc.TelemetryStub(server.channel).Get(telemetry_pb2.GetRequest()).problems)
+    return list(open_stub(server.channel).Get(telemetry_pb2.GetRequest()).problems)
 
 
 def is_ready(server):

@@ -5,9 +5,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from edge.client.connection import open_stub
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc
 from tests.conformance import check, differences
 from tests.conformance.http2 import frames, requests
 from tests.support.models import ORACLE_BUNDLE
@@ -26,7 +26,7 @@ def port(tmp_path_factory):
         ) as ready,
         grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel,
     ):
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stub = open_stub(channel)
         assert stub.ServerReady(pb.ServerReadyRequest(), timeout=10).ready
         yield ready.grpc_port
         assert stub.ServerReady(pb.ServerReadyRequest(), timeout=10).ready
