@@ -138,7 +138,7 @@ def pack(
 @contextmanager
 def _steps(title: str, total: int | None) -> Iterator[Callable[[str], None]]:
     """Show a bar, and yield a function that begins its next step."""
-    with working(title) as update:
+    with working(title, total) as update:
         numbers = count()
         yield lambda step: update(next(numbers), total, step)
 
