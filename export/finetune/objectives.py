@@ -15,7 +15,8 @@ from edge.errors import Raw, UsageError
 from export.data.tokens import Batch, Rows, shuffled_batches, sorted_batches
 from export.finetune.recipe import FinetuningRecipe
 from export.models.heads import Head, Outputs, tensors_of
-from export.models.transformer import TransformerConfig, recorded
+from export.models.recorded import recorded
+from export.models.transformer import TransformerConfig
 from export.training.checkpoint import fingerprint
 from export.training.device import model_device, multiplying_in
 from export.training.objective import EpochScore

@@ -9,9 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -225,26 +223,3 @@ class Transformer(nn.Module):
 def _dropped(module: Any, x: Tensor) -> Tensor:
     """Return x after its module's dropout; in evaluation x itself, so that exported graphs have no trace of it."""
     return functional.dropout(x, module.dropout) if module.training and module.dropout else x
-
-
-class Passed(NamedTuple):
-    """Input and output of a module."""
-
-    read: Tensor
-    returned: Tensor
-
-
-@contextmanager
-def recorded(modules: Iterable[nn.Module]) -> Iterator[dict[nn.Module, Passed]]:
-    """Yield a dictionary that, after a forward pass in the block, has the input and output of each module."""
-    found: dict[nn.Module, Passed] = {}
-
-    def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        found[module] = Passed(inputs[0], output)
-
-    handles = [module.register_forward_hook(keep) for module in modules]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -19,7 +19,8 @@ from edge.errors import Raw
 from export.data.tokens import Batch, Rows, sorted_batches
 from export.errors import ReductionError
 from export.models.heads import Head
-from export.models.transformer import Layer, Transformer, recorded
+from export.models.recorded import recorded
+from export.models.transformer import Layer, Transformer
 from export.reduce.states import tokens_of
 
 BATCH = 32

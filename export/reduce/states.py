@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from export.data.tokens import Batch
-from export.models.transformer import Layer, Passed, Transformer, recorded
+from export.models.recorded import Passed, recorded
+from export.models.transformer import Layer, Transformer
 
 Part = Literal["attention", "feed_forward"]
 

@@ -17,7 +17,7 @@ from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.data.tokens import Rows, sorted_batches
 from export.finetune.objectives import outputs_of
 from export.models.heads import SequenceClassifier
-from export.models.transformer import recorded
+from export.models.recorded import recorded
 from export.papers.adaptive.scores import scored_modules
 from export.quantize.calibration import calibration_feeds, plain_onnx
 from export.quantize.precision import fused
