@@ -191,11 +191,10 @@ async def test_a_server_reports_energy(tmp_path, monkeypatch):
     for name in ("_IDLE_SECONDS", "_SETTLE_SECONDS", "_QUIET_SECONDS", "_DIVIDE_SECONDS"):
         monkeypatch.setattr(module, name, 0.02)
     async with serving_here(tmp_path, target="simulated:2") as channel:
-        telemetry = open_stub(channel)
         stub = open_stub(channel)
 
         async def reading():
-            return await telemetry.Get(telemetry_pb2.GetRequest())
+            return await stub.Get(telemetry_pb2.GetRequest())
 
         while not (idle := await reading()).HasField("idle_power_watts"):
             await asyncio.sleep(0.05)

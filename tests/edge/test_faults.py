@@ -177,7 +177,6 @@ class Busy:
     def __init__(self, ready, channel):
         self.ready = ready
         self.stub = open_stub(channel)
-        self._telemetry = open_stub(channel)
         self.long = max(int(200 * 0.5 / min(self._seconds() for _ in range(3))), 1)
 
     def _seconds(self):
@@ -186,7 +185,7 @@ class Busy:
         return time.perf_counter() - begun
 
     def reading(self):
-        (model,) = self._telemetry.Get(telemetry_pb2.GetRequest()).models
+        (model,) = self.stub.Get(telemetry_pb2.GetRequest()).models
         return model
 
     def dropped(self, place):
@@ -315,8 +314,7 @@ def test_requests_deadlines_and_the_watchdog_survive_a_jump(tmp_path, jump):
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
     with served(repository, "--watchdog-seconds=20", **variables) as server:
-        telemetry = open_stub(server.channel)
-        before = telemetry.Get(telemetry_pb2.GetRequest())
+        before = server.stub.Get(telemetry_pb2.GetRequest())
         server.stub.ModelInfer(busy(20))
         long = server.stub.ModelInfer.future(busy(8000), timeout=60)
         in_time = server.stub.ModelInfer.future(busy(1), timeout=60)
@@ -325,7 +323,7 @@ def test_requests_deadlines_and_the_watchdog_survive_a_jump(tmp_path, jump):
         assert too_late.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
         assert not long.done()
         assert long.code() is in_time.code() is grpc.StatusCode.OK
-        after = telemetry.Get(telemetry_pb2.GetRequest())
+        after = server.stub.Get(telemetry_pb2.GetRequest())
         assert abs(after.time_ms - before.time_ms) > 3000 * 86_400_000  # the clock has really jumped
         assert 0 < after.uptime_seconds - before.uptime_seconds < 60
         assert is_ready(server)

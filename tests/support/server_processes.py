@@ -73,7 +73,7 @@ def health(server, name):
 
 
 def problems(server):
-    return list(open_stub(server.channel).Get(telemetry_pb2.GetRequest()).problems)
+    return list(server.stub.Get(telemetry_pb2.GetRequest()).problems)
 
 
 def is_ready(server):
