@@ -42,9 +42,15 @@ class PredictedLatencies(msgspec.Struct, frozen=True):
         """Return the record of predictions on the default board."""
         first: dict[str, float] = {}  # milliseconds of the first model by size
         rows = (
-            PredictedRow(name, size, ms, one.low_ms, one.high_ms, first.setdefault(size, ms) / ms)
+            PredictedRow(
+                name,
+                size,
+                one.milliseconds,
+                one.low_ms,
+                one.high_ms,
+                first.setdefault(size, one.milliseconds) / one.milliseconds,
+            )
             for name, size, one in predicted
-            for ms in [one.milliseconds]
         )
         return cls(DEVICES[DEFAULT_BOARD.board].name, DEFAULT_BOARD.power_mode, PREDICTION, tuple(rows))
 

@@ -172,8 +172,15 @@ def reduce_runs(
     how += f", with losses on the {losses_on} split" if losses_on else ""
     tuned, closeness, further = Trained((), (), 0, 0, time.perf_counter() - started), dict[str, float](), {}
     if restoration and texts:
-        how_restored = (restoration.recipe, restoration.device, restoration.files, restoration.observer)
-        tuned, closeness = restore(opened.model, reduced, texts, *how_restored)
+        tuned, closeness = restore(
+            opened.model,
+            reduced,
+            texts,
+            restoration.recipe,
+            restoration.device,
+            restoration.files,
+            restoration.observer,
+        )
         further = restoration.files.finished()
         how += f", and restored on {len(texts.train.targets)} texts for {tuned.steps} steps, {restoration.recipe}"
     runs = []
