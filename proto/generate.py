@@ -1,4 +1,4 @@
-"""Write ``edge/pb`` from the ``.proto`` files: messages, type stubs and gRPC stubs.
+"""Write ``edge/pb`` from the ``.proto`` files: messages and their types.
 
     python proto/generate.py [DIRECTORY]     the default directory is the root of the checkout
 
@@ -29,7 +29,6 @@ def generate(target: Path) -> None:
         f"--proto_path={files('grpc_tools') / '_proto'}",
         f"--python_out={target}",
         f"--pyi_out={target}",
-        f"--grpc_python_out={target}",
         *(f"edge/pb/{name}.proto" for name in NAMES),
     ]
     if protoc.main(arguments) != 0:

@@ -107,10 +107,10 @@ def progress() -> Progress:
 
 
 @contextmanager
-def working(what: str) -> Iterator[Callable[..., None]]:
-    """Show a bar of one step during the block; the function gives it more: those done, all, and perhaps a note."""
+def working(what: str, steps: int | None = 1) -> Iterator[Callable[..., None]]:
+    """Show a bar during the block, None for steps of unknown number; the function sets those done, all, and a note."""
     with progress() as bar:
-        task = bar.add_task(what, total=1, note="")
+        task = bar.add_task(what, total=steps, note="")
         yield lambda done, steps, note="": bar.update(task, completed=done, total=steps, note=note)
         bar.update(task, completed=bar.tasks[0].total, note="")
 

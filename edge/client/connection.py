@@ -6,16 +6,18 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, Final, TypeVar
 
 import grpc
+from google.protobuf.message_factory import GetMessageClass
 
 from edge.client.failures import FailedCall
 from edge.client.inference import CallInfo, checked_timeout
 from edge.client.retries import DEFAULT_RETRIES, Attempts, Retries, Servers
 from edge.client.rpcs import CallSpec
 from edge.errors import Raw, UsageError
-from edge.pb import inference_pb2_grpc, telemetry_pb2_grpc
+from edge.pb import inference_pb2, telemetry_pb2
 from edge.security.certificates import read_certificates, read_pem
 
 DEFAULT_URL: Final = "127.0.0.1:8001"
@@ -65,6 +67,21 @@ def open_channel(
     if credentials and credentials.tls:
         return transport.secure_channel(server, credentials.tls, options=options)
     return transport.insecure_channel(server, options=options)
+
+
+def open_stub(channel: Any) -> SimpleNamespace:
+    """Return the callables of all RPCs by name, on a channel of :mod:`grpc` or :mod:`grpc.aio`."""
+    calls = {}
+    for file in (inference_pb2, telemetry_pb2):
+        for service in file.DESCRIPTOR.services_by_name.values():
+            for rpc in service.methods:
+                sides = ("stream" if streams else "unary" for streams in (rpc.client_streaming, rpc.server_streaming))
+                calls[rpc.name] = getattr(channel, "_".join(sides))(
+                    f"/{service.full_name}/{rpc.name}",
+                    GetMessageClass(rpc.input_type).SerializeToString,
+                    GetMessageClass(rpc.output_type).FromString,
+                )
+    return SimpleNamespace(**calls)
 
 
 def channel_credentials(
@@ -117,8 +134,7 @@ class BaseClient:
         self._tls = bool(credentials and credentials.tls)
         self._metadata = credentials.metadata() if credentials else ()
         self._channels = [open_channel(server, credentials, self._transport) for server in self.servers]
-        inference, telemetry = inference_pb2_grpc.GRPCInferenceServiceStub, telemetry_pb2_grpc.TelemetryStub
-        self._stubs = [(inference(channel), telemetry(channel)) for channel in self._channels]  # type: ignore[no-untyped-call]
+        self._stubs = [open_stub(channel) for channel in self._channels]
         self._process_id = os.getpid()
         self._closed = False
 
@@ -146,8 +162,7 @@ class BaseClient:
 
     def _start(self, attempts: Attempts, method: str, request: Any) -> Any:
         """Call an RPC by its name; depending on RPC and transport, return an answer, an awaitable or an iterator."""
-        inference, telemetry = self._stubs[attempts.server]
-        call = getattr(telemetry if method in ("Get", "Watch") else inference, method)
+        call = getattr(self._stubs[attempts.server], method)
         return call(request, timeout=attempts.start(), metadata=self._metadata)
 
     def _answered(self, attempts: Attempts) -> CallInfo:

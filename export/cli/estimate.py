@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edge.cli.options import FloatRange
-from edge.cli.output import json_option, print_json, print_table, progress
+from edge.cli.output import json_option, print_json, print_table, working
 from edge.cli.profile import parse_lengths
 from export.estimate.devices import DEFAULT_BOARD, DEVICES
 from export.estimate.roofline import Regime
@@ -52,16 +52,9 @@ def estimate(
     """
     from export.estimate.estimate import estimate_bundle
 
-    with progress() as bar:
-        task = bar.add_task(f"predicting {bundle.name}", total=None, note="")
+    with working(f"predicting {bundle.name}") as on_tier:
         estimated = estimate_bundle(
-            bundle,
-            device,
-            mode,
-            lengths=lengths,
-            batches=batches or (1,),
-            loops=loops,
-            on_tier=lambda done, tiers: bar.update(task, completed=done, total=tiers),
+            bundle, device, mode, lengths=lengths, batches=batches or (1,), loops=loops, on_tier=on_tier
         )
     if as_json:
         print_json(estimated)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import click
 import msgspec
 
 from edge.bundles.steps import MOST_BOXES
 from edge.cli.options import FloatRange
-from edge.cli.output import json_option, print_json, print_table, progress, remark
+from edge.cli.output import json_option, print_json, print_table, remark, working
 from edge.errors import Raw, UsageError
 from export.bundle.pack.boxes import FAMILIES
 from export.bundle.pack.bundle import DEFAULT_MAX_BATCH_SIZE, Packed, PackedFile, pack_model
@@ -111,72 +112,35 @@ def pack(
     repository: Path,
     name: str | None,
     version: int,
-    max_batch_size: int | None,
     shapes: tuple[str, ...],
-    inputs: Path | None,
-    image: Path | None,
-    labels: Path | None,
-    detect: str | None,
-    threshold: float | None,
-    top_k: int | None,
-    tokenizer: Path | None,
-    pooling: Literal["mean", "cls"] | None,
-    normalize: bool,
-    max_length: int | None,
-    fp16: bool,
-    int8: bool,
-    calibration: Path | None,
     triton: bool,
     replace: bool,
     as_json: bool,
+    **further: Any,
 ) -> None:
     """Make a bundle of your own ONNX file.
 
     DIR is a Hugging Face directory with onnx/model.onnx or model.onnx: its tokenizer.json and the pooling of
     sentence-transformers are taken, too. The golden outputs are those of ONNX Runtime.
     """
-    options = PackOptions(
-        max_batch_size=max_batch_size,
-        shapes=parse_shapes(shapes),
-        inputs=inputs,
-        image=image,
-        labels=labels,
-        detect=detect,
-        threshold=threshold,
-        top_k=top_k,
-        tokenizer=tokenizer,
-        pooling=pooling,
-        normalize=normalize,
-        max_length=max_length,
-        fp16=fp16,
-        int8=int8,
-        calibration=calibration,
-    )
+    options = PackOptions(shapes=parse_shapes(shapes), **further)
     if triton:
         _pack_repository(model, repository, name, options, version=version, replace=replace, as_json=as_json)
         return
-    with _steps(f"packing {model.name}", total=3 + fp16 + int8) as begin:
+    with _steps(f"packing {model.name}", total=3 + options.fp16 + options.int8) as begin:
         packed = pack_model(model, repository, name, options, version=version, replace=replace, begin=begin)
     if as_json:
         print_json(packed)
         return
-    _print(packed, random_scales=int8 and calibration is None)
+    _print(packed, options)
 
 
 @contextmanager
 def _steps(title: str, total: int | None) -> Iterator[Callable[[str], None]]:
     """Show a bar, and yield a function that begins its next step."""
-    with progress() as bar:
-        task = bar.add_task(title, total=total, note="")
-        begun = 0
-
-        def begin(step: str) -> None:
-            nonlocal begun
-            bar.update(task, completed=begun, note=step)
-            begun += 1
-
-        yield begin
-        bar.update(task, completed=begun, note="")
+    with working(title, total) as update:
+        numbers = count()
+        yield lambda step: update(next(numbers), total, step)
 
 
 def _pack_repository(
@@ -201,7 +165,7 @@ def _pack_repository(
     if as_json:
         print_json(every)
     for packed in () if as_json else every:
-        _print(packed, random_scales=options.int8 and options.calibration is None)
+        _print(packed, options)
     for one in refused:
         remark(f"{one.model} is left out: {one.error}")
     if refused:
@@ -210,8 +174,9 @@ def _pack_repository(
         raise UsageError(f"models of {directory}", given=given, expected=expected, fix=fix)
 
 
-def _print(packed: Packed, *, random_scales: bool) -> None:
+def _print(packed: Packed, options: PackOptions) -> None:
     if packed.golden == RANDOM:
+        random_scales = options.int8 and options.calibration is None
         ranges = ", and scales of INT8 from random inputs are wrong for real ones" if random_scales else ""
         remark(f"The golden inputs are random: accuracy is not checked{ranges}. Give real ones with --inputs.")
     if packed.only_onnxruntime:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from edge.cli.output import json_option, print_json, print_table, progress
+from edge.cli.output import json_option, print_json, print_table, working
 from edge.cli.profile import parse_lengths
 from export.bundle.exported import RUNTIMES
 from export.bundle.outputs import check_shapes
@@ -43,15 +43,8 @@ def shapes(
     check_shapes("--out", out, {"MODEL": model}, replace=replace)
     with loading_torch():
         from export.reduce.shapes import write_shapes
-    with progress() as bar:
-        task = bar.add_task("writing shapes", total=None, note="")
-        written = write_shapes(
-            model,
-            out,
-            lengths=lengths,
-            runtimes=artifacts or RUNTIMES,
-            on_shape=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+    with working("writing shapes") as on_shape:
+        written = write_shapes(model, out, lengths=lengths, runtimes=artifacts or RUNTIMES, on_shape=on_shape)
     if as_json:
         print_json(written)
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from edge.bundles.fields import Role
@@ -47,14 +47,6 @@ class RequestPart(NamedTuple):
     def key(self) -> tuple[str, int, int | None]:
         """What the same part of another tier has in common with it, which may need other numbers of loops."""
         return ("" if self.whole else self.name, self.rows, self.tokens)
-
-
-class FirstTier(dict[Hashable, float]):
-    """Latencies of the first tier by the part of a request; those of other tiers are compared with them."""
-
-    def times_faster(self, key: Hashable, milliseconds: float) -> float:
-        """Return the latency of the first tier that was given with this key over this one."""
-        return self.setdefault(key, milliseconds) / milliseconds
 
 
 def tier_files(tier: Tier, runtime: str, roles: Sequence[Role]) -> dict[Role, Artifact]:
@@ -135,11 +127,11 @@ def predict_tiers(
         read, batches, lengths: see :func:`parts_of`.
         loops: of a request to each tier of a looped model.
     """
-    first, predictions = FirstTier(), []
+    first, predictions = dict[tuple[str, int, int | None], float](), []
     for tier, artifacts in files.items():
         for part in parts_of(manifest, artifacts, read, batches=batches, lengths=lengths, loops=loops.get(tier)):
             prediction = total([(run.times, predict_run(tier, run.role, run.shapes)) for run in part.runs])
-            faster = first.times_faster(part.key, prediction.milliseconds)
+            faster = first.setdefault(part.key, prediction.milliseconds) / prediction.milliseconds
             predictions.append(PartPrediction(tier, part, prediction, faster))
     return predictions
 

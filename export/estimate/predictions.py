@@ -11,7 +11,6 @@ import msgspec
 from edge.bench.layer_latencies import PREDICTION, Label
 from edge.files import write_whole
 from export.estimate.devices import DEFAULT_BOARD, DEVICES
-from export.estimate.parts import FirstTier
 from export.estimate.roofline import Prediction
 from export.report.table import Table
 
@@ -41,10 +40,15 @@ class PredictedLatencies(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, predicted: Iterable[PredictedRun]) -> PredictedLatencies:
         """Return the record of predictions on the default board."""
-        first = FirstTier()
+        first: dict[str, float] = {}  # milliseconds of the first model by size
         rows = (
             PredictedRow(
-                name, size, one.milliseconds, one.low_ms, one.high_ms, first.times_faster(size, one.milliseconds)
+                name,
+                size,
+                one.milliseconds,
+                one.low_ms,
+                one.high_ms,
+                first.setdefault(size, one.milliseconds) / one.milliseconds,
             )
             for name, size, one in predicted
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +15,8 @@ from edge.errors import Raw, UsageError
 from export.data.tokens import Batch, Rows, shuffled_batches, sorted_batches
 from export.finetune.recipe import FinetuningRecipe
 from export.models.heads import Head, Outputs, tensors_of
-from export.models.transformer import Transformer, TransformerConfig
+from export.models.recorded import recorded
+from export.models.transformer import TransformerConfig
 from export.training.checkpoint import fingerprint
 from export.training.device import model_device, multiplying_in
 from export.training.objective import EpochScore
@@ -177,11 +177,10 @@ def outputs_of(model: Head, batch: Batch) -> Outputs:
 
 def outputs_with_states(model: Head, batch: Batch, layers: Sequence[int], precision: Precision) -> OutputsWithStates:
     """Return the outputs for a batch in FP32, and the states after some layers in the precision of multiplications."""
-    with (
-        multiplying_in(precision, batch.inputs.device),
-        hidden_states(model.transformer, layers) as states,
-    ):
-        return OutputsWithStates(outputs_of(model, batch), states)
+    chosen = [model.transformer.layers[index] for index in layers]
+    with multiplying_in(precision, batch.inputs.device), recorded(chosen) as found:
+        outputs = outputs_of(model, batch)
+    return OutputsWithStates(outputs, [found[layer].returned for layer in chosen])
 
 
 def outputs_by_row(
@@ -259,19 +258,3 @@ def corresponding_layers(
 def imitated_layers(kept: Sequence[int], layers: int) -> tuple[int, ...]:
     """Return the layer of an original whose output each kept layer imitates: that before the next kept one."""
     return (*(number - 1 for number in kept[1:]), layers - 1)
-
-
-@contextmanager
-def hidden_states(transformer: Transformer, layers: Sequence[int]) -> Iterator[list[Tensor]]:
-    """Yield a list that, after a forward pass in the block, has the outputs of the layers, [N, T, d] each."""
-    states: list[Tensor] = []
-
-    def keep(module: nn.Module, inputs: object, output: Tensor) -> None:
-        states.append(output)
-
-    handles = [transformer.layers[index].register_forward_hook(keep) for index in layers]
-    try:
-        yield states
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -21,9 +21,10 @@ from export.errors import ReductionError
 from export.generate.evaluate import learnt_logits, padded
 from export.generate.sublayers import Sublayer, layers_of, sublayers_of
 from export.generate.tokenizer import EncodedExample
+from export.models.recorded import recorded
 from export.reduce.algebra import Removal, regularised, removal_of
 from export.reduce.calibration import Features, Moments, check_finite
-from export.reduce.states import recorded, tokens_of
+from export.reduce.states import tokens_of
 from export.training.device import model_device
 
 if TYPE_CHECKING:

@@ -19,8 +19,9 @@ from edge.errors import Raw
 from export.data.tokens import Batch, Rows, sorted_batches
 from export.errors import ReductionError
 from export.models.heads import Head
+from export.models.recorded import recorded
 from export.models.transformer import Layer, Transformer
-from export.reduce.states import recorded, tokens_of
+from export.reduce.states import tokens_of
 
 BATCH = 32
 _FIX = "Check the weights, and the inputs of the calibration set."

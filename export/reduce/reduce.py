@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from export.data.tokens import Batch, Rows
 from export.models.heads import Head
-from export.models.transformer import Layer
+from export.models.transformer import Layer, LayerShape
 from export.reduce.calibration import attention_statistics, calibration_batches, check_weights, feed_forward_statistics
 from export.reduce.grid import Times
 from export.reduce.losses import OnProgress, SavedState, measure_losses, silent
-from export.reduce.plan import LayerPlan, LayerReport, ReducedModel, ReductionPlan, check_plan, plan_of
+from export.reduce.plan import LayerPlan, LayerReport, ReducedModel, ReductionPlan, plan_of
 from export.reduce.search import choose_shapes
 from export.reduce.spread import spread_shapes
 from export.reduce.states import after_attention, after_feed_forward, embedded, layers_of, relative_error
@@ -31,13 +31,13 @@ LAYERS = "layers"
 
 
 def reduced_layer(
-    layer: Layer, plan: LayerPlan, states: Sequence[Tensor], batches: Sequence[Batch]
+    layer: Layer, shape: LayerShape, states: Sequence[Tensor], batches: Sequence[Batch]
 ) -> tuple[Layer, list[Tensor], LayerReport]:
     """Reduce a layer: first its attention, then its feed-forward for the output of the new attention.
 
     Args:
         layer: the original; it is not changed. A half that is a constant stays one.
-        plan: its shape; heads and hidden units that it leaves open are chosen here.
+        shape: of the new one; the heads and hidden units that stay are chosen here.
 
     Returns:
         The new layer, the output of its first half for the states, and the report.
@@ -45,19 +45,18 @@ def reduced_layer(
     Raises:
         ReductionError: an activation is not finite.
     """
-    shape = plan.shape
     if layer.attention is None:
         attention = ReducedHalf(None, layer.attention_constant, (), 0.0)
     else:
         heads = AttentionReducer(layer.attention, attention_statistics(layer, states, batches)[0])
-        attention = heads.reduced(plan.heads or shape.num_heads, shape.head_dim, shape.scale)
+        attention = heads.reduced(shape.num_heads, shape.head_dim, shape.scale)
     halved = with_half(layer, "attention", attention)
     halfway = after_attention(halved, states, batches)
     if layer.feed_forward is None:
         feed_forward = ReducedHalf(None, layer.feed_forward_constant, (), 0.0)
     else:
         statistics = feed_forward_statistics(halved, halfway, batches)
-        feed_forward = FeedForwardReducer(layer.feed_forward, statistics).reduced(plan.neurons or shape.ffn_dim)
+        feed_forward = FeedForwardReducer(layer.feed_forward, statistics).reduced(shape.ffn_dim)
     new = with_half(halved, "feed_forward", feed_forward)
     report = LayerReport(
         LayerPlan(shape, attention.kept, feed_forward.kept),
@@ -113,16 +112,14 @@ def apply_plan(
     state: Path | None = None,
     on_progress: OnProgress = silent,
 ) -> ReducedModel[Head]:
-    """Return a model with the layers of a plan; arguments as :func:`reduce_model`.
+    """Return a model with the layers of a plan, whose heads and hidden units are chosen here.
 
-    Heads and hidden units that the plan leaves open are chosen here.
+    Arguments are those of :func:`reduce_model`.
 
     Raises:
         ReductionError: the calibration set is too small, or an activation is not finite.
-        PlanError: the plan does not fit.
         CheckpointError: the state is malformed, of another reduction, or cannot be written.
     """
-    check_plan(plan, model.transformer.config, "plan")
     batches = calibration_batches(model, calibration)
     saved = SavedState(state, LAYERS, model, calibration, f"{plan} calibrated")
     weights: list[dict[str, Tensor]] = saved.value.get("weights", [])
@@ -141,7 +138,7 @@ def apply_plan(
             new.eval().to(like)
             halfway = after_attention(new, states, batches)
         else:
-            new, halfway, report = reduced_layer(layer, planned, states, batches)
+            new, halfway, report = reduced_layer(layer, planned.shape, states, batches)
             reports.append(msgspec.structs.replace(report, number=number))
             weights.append(new.state_dict())
             saved.save({"weights": weights, "reports": msgspec.json.encode(reports).decode()})

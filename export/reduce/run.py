@@ -102,11 +102,6 @@ class Restoration(NamedTuple):
         longest = min(max_length, self.recipe.max_length)
         return read_restoration_texts(self.texts, reader, longest, evaluated, pair=pair, leave_out=self.leave_out)
 
-    @property
-    def settings(self) -> tuple[RestorationRecipe, DeviceName, RunFiles, Observer]:
-        """What :func:`export.reduce.restore.restore` needs beside models and texts."""
-        return self.recipe, self.device, self.files, self.observer
-
 
 def reduce_runs(
     source: str | Path,
@@ -177,7 +172,15 @@ def reduce_runs(
     how += f", with losses on the {losses_on} split" if losses_on else ""
     tuned, closeness, further = Trained((), (), 0, 0, time.perf_counter() - started), dict[str, float](), {}
     if restoration and texts:
-        tuned, closeness = restore(opened.model, reduced, texts, *restoration.settings)
+        tuned, closeness = restore(
+            opened.model,
+            reduced,
+            texts,
+            restoration.recipe,
+            restoration.device,
+            restoration.files,
+            restoration.observer,
+        )
         further = restoration.files.finished()
         how += f", and restored on {len(texts.train.targets)} texts for {tuned.steps} steps, {restoration.recipe}"
     runs = []

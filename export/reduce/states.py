@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, cast
+from collections.abc import Sequence
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from export.data.tokens import Batch
+from export.models.recorded import Passed, recorded
 from export.models.transformer import Layer, Transformer
 
 Part = Literal["attention", "feed_forward"]
-
-
-class Passed(NamedTuple):
-    """Input and output of a module."""
-
-    read: Tensor
-    returned: Tensor
 
 
 def layers_of(transformer: Transformer) -> list[Layer]:
@@ -74,22 +67,6 @@ def run_half(layer: Layer, part: Part, x: Tensor, mask: Tensor | None) -> Passed
 def tokens_of(x: Tensor, mask: Tensor | None) -> Tensor:
     """Return the rows [n, w] of x [N, T, w] that are not padding."""
     return x.flatten(0, 1) if mask is None else x[mask.bool()]
-
-
-@contextmanager
-def recorded(modules: Iterable[nn.Module]) -> Iterator[dict[nn.Module, Passed]]:
-    """Yield a dictionary that, after a forward pass in the block, has the input and output of each module."""
-    found: dict[nn.Module, Passed] = {}
-
-    def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        found[module] = Passed(inputs[0], output)
-
-    handles = [module.register_forward_hook(keep) for module in modules]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def relative_error(

@@ -18,8 +18,8 @@ from pathlib import Path
 import grpc
 import msgspec
 
+from edge.client.connection import open_stub
 from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc
 
 HOST = "127.0.0.1"
 #: A call that takes longer has failed.
@@ -79,7 +79,7 @@ def _calls(watched):
         context = ssl.create_default_context(cafile=watched.authority)
     else:
         channel, context = grpc.insecure_channel(address), None
-    stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+    stub = open_stub(channel)
     bearer = (("authorization", f"Bearer {watched.infer_token}"),)
     infer, image = (pb.ModelInferRequest.FromString(message) for message in (watched.infer, watched.image))
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import grpc
 
+from edge.client.connection import open_stub
 from edge.launch import serving
 from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc
 from tests.conformance.models import QUEUE_SIZE, write_bundles, write_repository
 from tests.support.commands import free_port
 
@@ -74,7 +74,7 @@ def _wait(url, process, log, models):
     """Wait until these models answer."""
     limit = time.monotonic() + _START_SECONDS
     with grpc.insecure_channel(url) as channel:
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stub = open_stub(channel)
         while time.monotonic() < limit and process.poll() is None:
             try:
                 if all(stub.ModelReady(pb.ModelReadyRequest(name=name), timeout=1).ready for name in models):

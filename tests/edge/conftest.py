@@ -9,9 +9,9 @@ import grpc
 import hypothesis
 import pytest
 
+from edge.client.connection import open_stub
 from edge.datatypes import NUMPY_TYPES
 from edge.launch import running_server
-from edge.pb import inference_pb2_grpc, telemetry_pb2_grpc
 from edge.repository import loader
 from edge.scheduling.scheduler import Scheduler
 from edge.settings import TRANSPORTS, Settings
@@ -146,18 +146,18 @@ def channel(url):
 
 @pytest.fixture
 def stub(channel):
-    return inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+    return open_stub(channel)
 
 
 @pytest.fixture
 def telemetry(channel):
-    return telemetry_pb2_grpc.TelemetryStub(channel)
+    return open_stub(channel)
 
 
 @pytest.fixture(scope="module")
 def steps_per_second(url):
     with grpc.insecure_channel(url) as channel:
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stub = open_stub(channel)
         return max(_steps_per_second(stub) for _ in range(5))  # the fastest: a neighbour may go away at any time
 
 

@@ -14,9 +14,10 @@ import pytest
 
 import edge
 from edge.cli.serve import serve
+from edge.client.connection import open_stub
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc, telemetry_pb2
+from edge.pb import telemetry_pb2
 from edge.protocol import INFERENCE
 from edge.security.access import INFER_STREAM, OPEN, RPC_SCOPES, TELEMETRY_WATCH
 from edge.security.tokens import SCOPES
@@ -222,7 +223,7 @@ def test_stock_client_with_a_retry_policy_waits_as_long_as_the_server_says(tmp_p
         running_server([ORACLE_BUNDLE], cache=tmp_path, arguments=arguments) as ready,
         grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}", options=options) as channel,
     ):
-        infer = inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
+        infer = open_stub(channel).ModelInfer
         assert [bool(infer(good(), timeout=10).outputs) for _ in range(2)] == [True, True]
 
 

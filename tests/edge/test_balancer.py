@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 from edge.client import Client, Credentials, Retries, text
-from edge.client.connection import channel_credentials
+from edge.client.connection import channel_credentials, open_stub
 from edge.errors import ServerError
-from edge.pb import telemetry_pb2, telemetry_pb2_grpc
+from edge.pb import telemetry_pb2
 from tests.support.commands import free_port
 from tests.support.metrics import wait_until
 from tests.support.models import ORACLE, ORACLE_BUNDLE
@@ -71,7 +71,7 @@ class Board:
     def answered(self):
         # A shared connection may be waiting to reconnect.
         with grpc.insecure_channel(self.url, [("grpc.use_local_subchannel_pool", 1)]) as channel:
-            stub = telemetry_pb2_grpc.TelemetryStub(channel)
+            stub = open_stub(channel)
             reading = stub.Get(telemetry_pb2.GetRequest(), timeout=SECONDS, wait_for_ready=True)
         return sum(model.success_count for model in reading.models)
 

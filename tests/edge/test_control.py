@@ -13,10 +13,10 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
+from edge.client.connection import open_stub
 from edge.errors import BundleError, ServerError
 from edge.launch import serving
 from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc
 from edge.repository.control import ModelControl
 from edge.repository.entry import Entry
 from edge.repository.loader import Loader
@@ -81,7 +81,7 @@ class Shared:
 
     def __init__(self, repository, ready, client):
         self.repository, self.ready, self.client = repository, ready, client
-        self.stub = inference_pb2_grpc.GRPCInferenceServiceStub(client._channel)
+        self.stub = open_stub(client._channel)
 
     def states(self, name):
         return {version: state for (model, version), state in states(self.client).items() if model == name}

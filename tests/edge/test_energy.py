@@ -8,10 +8,11 @@ from functools import partial
 import pytest
 
 from edge import assembly
+from edge.client.connection import open_stub
 from edge.instruments import energy as module
 from edge.instruments.energy import EnergyMeter, ModelTier, board_rails, energy_meter
 from edge.instruments.statistics import ModelStatistics
-from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from edge.pb import telemetry_pb2
 from tests.support.boards import RAILS, orin_nano, write
 from tests.support.in_process import serving_here
 from tests.support.sample_requests import expression
@@ -190,11 +191,10 @@ async def test_a_server_reports_energy(tmp_path, monkeypatch):
     for name in ("_IDLE_SECONDS", "_SETTLE_SECONDS", "_QUIET_SECONDS", "_DIVIDE_SECONDS"):
         monkeypatch.setattr(module, name, 0.02)
     async with serving_here(tmp_path, target="simulated:2") as channel:
-        telemetry = telemetry_pb2_grpc.TelemetryStub(channel)
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stub = open_stub(channel)
 
         async def reading():
-            return await telemetry.Get(telemetry_pb2.GetRequest())
+            return await stub.Get(telemetry_pb2.GetRequest())
 
         while not (idle := await reading()).HasField("idle_power_watts"):
             await asyncio.sleep(0.05)

@@ -19,10 +19,11 @@ from hyperframe.frame import DataFrame, RstStreamFrame, SettingsFrame
 
 import edge
 from edge.client import Client
+from edge.client.connection import open_stub
 from edge.http2.messages import prefix
 from edge.launch import running_server, serving
 from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from edge.pb import telemetry_pb2
 from edge.serving.forms import take_apart
 from tests.support.commands import answer, fewheads, refusal
 from tests.support.conditions import can_mount
@@ -167,8 +168,7 @@ class Busy:
 
     def __init__(self, ready, channel):
         self.ready = ready
-        self.stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
-        self._telemetry = telemetry_pb2_grpc.TelemetryStub(channel)
+        self.stub = open_stub(channel)
         self.long = max(int(200 * 0.5 / min(self._seconds() for _ in range(3))), 1)
 
     def _seconds(self):
@@ -177,7 +177,7 @@ class Busy:
         return time.perf_counter() - begun
 
     def reading(self):
-        (model,) = self._telemetry.Get(telemetry_pb2.GetRequest()).models
+        (model,) = self.stub.Get(telemetry_pb2.GetRequest()).models
         return model
 
     def dropped(self, place):
@@ -294,8 +294,7 @@ def test_requests_deadlines_and_the_watchdog_survive_a_jump(tmp_path, jump):
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
     with served(repository, "--watchdog-seconds=20", **variables) as server:
-        telemetry = telemetry_pb2_grpc.TelemetryStub(server.channel)
-        before = telemetry.Get(telemetry_pb2.GetRequest())
+        before = server.stub.Get(telemetry_pb2.GetRequest())
         server.stub.ModelInfer(busy(20))
         long = server.stub.ModelInfer.future(busy(8000), timeout=60)
         in_time = server.stub.ModelInfer.future(busy(1), timeout=60)
@@ -304,7 +303,7 @@ def test_requests_deadlines_and_the_watchdog_survive_a_jump(tmp_path, jump):
         assert too_late.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
         assert not long.done()
         assert long.code() is in_time.code() is grpc.StatusCode.OK
-        after = telemetry.Get(telemetry_pb2.GetRequest())
+        after = server.stub.Get(telemetry_pb2.GetRequest())
         assert abs(after.time_ms - before.time_ms) > 3000 * 86_400_000  # the clock has really jumped
         assert 0 < after.uptime_seconds - before.uptime_seconds < 60
         assert is_ready(server)

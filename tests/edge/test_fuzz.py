@@ -14,9 +14,10 @@ from grpc_reflection.v1alpha import reflection_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge.client.connection import open_stub
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc, telemetry_pb2
+from edge.pb import telemetry_pb2
 from edge.pb.pool import POOL
 from edge.protocol import INFERENCE, TELEMETRY
 from tests.support.fuzzing import mutated, profile
@@ -163,7 +164,7 @@ def test_random_and_mutated_extensions(opened):
     process = psutil.Process(opened.process_id)
     allowed = {*ALLOWED, grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.RESOURCE_EXHAUSTED}
     with grpc.insecure_channel(f"127.0.0.1:{opened.grpc_port}") as channel:
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stub = open_stub(channel)
 
         def send(method, data):
             try:

@@ -13,10 +13,10 @@ import tritonclient.grpc as triton
 
 from edge.bundles import rules
 from edge.client import Client, InferRequest, InferResult
+from edge.client.connection import open_stub
 from edge.errors import BundleError, InvalidRequest, UsageError
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc
 from edge.programs.tier_program import load_tier
 from edge.repository.model import Model
 from tests.support.commands import mistake, ran, shown
@@ -28,7 +28,6 @@ from tests.support.sample_requests import Sender, expression, triton_input
 
 ON_EVERY_TRANSPORT = True  # it tests the protocol
 
-Stub = inference_pb2_grpc.GRPCInferenceServiceStub
 #: More steps than a client sees of them.
 MANY = 6_000
 
@@ -90,7 +89,7 @@ def test_stock_client_gets_the_prediction_after_each_loop(loops):
 
 
 def test_slow_client_misses_partial_answers_and_delays_nobody(loops, channel):
-    sender, stub = Sender(), Stub(channel)
+    sender, stub = Sender(), open_stub(channel)
     stream, before = stub.ModelStreamInfer(iter(sender)), answered(stub)
     sender.queue.put(streamed(ENDLESS, max_loops=MANY))
     seen = [part_of(next(stream))]
@@ -115,7 +114,7 @@ def answered(stub):
 
 def test_requests_of_one_stream_answer_as_they_go(loops, channel):
     sender = Sender()
-    stream = Stub(channel).ModelStreamInfer(iter(sender))
+    stream = open_stub(channel).ModelStreamInfer(iter(sender))
     requests = {
         "long": streamed(ENDLESS, max_loops=MOST_LOOPS),
         "whole": loop_request(ENDLESS, max_loops=MANY),
@@ -157,7 +156,7 @@ def test_our_client_gets_partial_answers(loops):
 
 def test_stream_ends_in_time_with_the_latest_prediction(channel):
     request = streamed(ENDLESS, max_loops=MOST_LOOPS, policy="deadline", timeout=500_000)
-    *parts, last = [part_of(message) for message in Stub(channel).ModelStreamInfer(iter([request]))]
+    *parts, last = [part_of(message) for message in open_stub(channel).ModelStreamInfer(iter([request]))]
     assert (last.final, last.stopped) == (True, "deadline")
     assert parts
     assert parts[-1].loops[0] <= last.loops[0] < MOST_LOOPS
@@ -165,7 +164,7 @@ def test_stream_ends_in_time_with_the_latest_prediction(channel):
 
 @pytest.mark.parametrize("reads", [False, True])
 def test_cancelled_stream_frees_its_rows_at_once(loops, channel, reads):
-    stub, sender = Stub(channel), Sender()
+    stub, sender = open_stub(channel), Sender()
     beside = stub.ModelInfer.future(loop_request(ENDLESS, max_loops=MANY))
     stream = stub.ModelStreamInfer(iter(sender))
     sender.queue.put(streamed(ENDLESS, ENDLESS, ENDLESS, max_loops=MOST_LOOPS))
@@ -183,7 +182,7 @@ def test_cancelled_stream_frees_its_rows_at_once(loops, channel, reads):
 
 
 def test_what_cannot_be_streamed_is_an_invalid_argument(loops, channel):
-    stub = Stub(channel)
+    stub = open_stub(channel)
     with pytest.raises(grpc.RpcError) as caught:
         stub.ModelInfer(streamed(1))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -202,7 +201,7 @@ def test_a_failing_request_of_a_stream_fails_alone(loops, channel):
     for number, request in enumerate(requests):
         request.id = str(number)
     finals = {}
-    for message in Stub(channel).ModelStreamInfer(iter(requests)):
+    for message in open_stub(channel).ModelStreamInfer(iter(requests)):
         if message.infer_response.parameters["triton_final_response"].bool_param:
             finals[message.infer_response.id] = message
     assert {name: part_of(finals[name]).loops for name in "03"} == {"0": [3], "3": [2]}

@@ -14,13 +14,13 @@ from hyperframe.frame import DataFrame, RstStreamFrame, SettingsFrame
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge.client.connection import open_stub
 from edge.connections import quota as quota_module
 from edge.connections.paced import PacedReader
 from edge.connections.quota import Quota, Refusal
 from edge.http2.connection import Http2Connection
 from edge.http2.messages import prefix
 from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc
 from edge.rpc.limits import Limits
 from tests.support.http2_client import RawClient, Subject, serving
 from tests.support.metrics import reached
@@ -308,7 +308,7 @@ ON_EVERY_TRANSPORT = True
     "compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip, grpc.Compression.Deflate]
 )
 def test_size_of_a_request_is_limited_by_its_method(channel, compression):
-    health, inference = health_pb2_grpc.HealthStub(channel), inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+    health, inference = health_pb2_grpc.HealthStub(channel), open_stub(channel)
     options = {"compression": compression, "timeout": SECONDS}
     checks = {
         4096: (health.Check, health_pb2.HealthCheckRequest),

@@ -15,10 +15,10 @@ import pytest
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from edge.client import Client
+from edge.client.connection import open_stub
 from edge.errors import ServerError
 from edge.launch import running_server
 from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc
 from edge.serving.streams import MAX_IN_FLIGHT
 from tests.support.metrics import gauge, is_at_rest, wait_until
 from tests.support.models import ORACLE, ORACLE_BUNDLE
@@ -127,7 +127,7 @@ def test_client_that_does_not_read_stops_the_stream(server, url):
             yield raw_request("echo-fp64", identity=str(sent[-1]), in_fp64=data)
 
     channel = grpc.insecure_channel(url, FIXED_WINDOW)
-    stream = inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(requests())
+    stream = open_stub(channel).ModelStreamInfer(requests())
     try:
         assert wait_until(lambda: gauge(server, "stream_requests") == MAX_IN_FLIGHT)
         before = -1

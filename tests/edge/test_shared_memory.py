@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
 from edge.bundles.expression import tokenize
+from edge.client.connection import open_stub
 from edge.errors import AlreadyThere, InvalidRequest, NotFound, Overloaded
 from edge.launch import running_server
-from edge.pb import inference_pb2_grpc
 from edge.serving.shared_memory import MAX_REGIONS, SharedMemory
 from tests.support.metrics import wait_until
 from tests.support.models import ORACLE
@@ -98,7 +98,7 @@ def test_tensors_in_regions_are_no_larger_than_messages(client):
 
 
 def test_object_can_be_unlinked_and_unregistered_during_a_request(client):
-    stub = inference_pb2_grpc.GRPCInferenceServiceStub(client._channel)
+    stub = open_stub(client._channel)
     with memory(client, "in", "out") as (inputs, outputs), inputs.open("r+b", buffering=0) as file:
         file.write(np.int64(300).tobytes())
         flying = []

@@ -17,8 +17,9 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from edge.client.connection import open_stub
 from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from edge.pb import telemetry_pb2
 from tests.support.http2_client import OPENING
 from tests.support.http_requests import ask, tensor
 from tests.support.metrics import gauges, is_at_rest, wait_until
@@ -97,11 +98,11 @@ class Traffic:
 
     def _infer(self, chance, channel):
         number = chance.randrange(100)
-        _check(number, _stub(channel).ModelInfer(_sum_request(chance, number), timeout=SECONDS))
+        _check(number, open_stub(channel).ModelInfer(_sum_request(chance, number), timeout=SECONDS))
 
     def _stream(self, chance, channel):
         numbers = [chance.randrange(100) for _ in range(chance.randrange(20))]
-        answers = _stub(channel).ModelStreamInfer((_sum_request(chance, n) for n in numbers), timeout=SECONDS)
+        answers = open_stub(channel).ModelStreamInfer((_sum_request(chance, n) for n in numbers), timeout=SECONDS)
         left = chance.randrange(40)  # some clients leave before the end
         for number, answer in zip(numbers[:left], answers, strict=False):
             if not answer.error_message:
@@ -121,7 +122,7 @@ class Traffic:
         return "OK"
 
     def _cancel(self, chance, channel):
-        calls = [_stub(channel).ModelInfer.future(busy(chance.randrange(1, 60)), timeout=SECONDS) for _ in range(3)]
+        calls = [open_stub(channel).ModelInfer.future(busy(chance.randrange(1, 60)), timeout=SECONDS) for _ in range(3)]
         time.sleep(chance.uniform(0, 0.03))
         for call in calls[1:]:
             call.cancel()
@@ -129,7 +130,7 @@ class Traffic:
 
     def _deadline(self, chance, channel):
         request = busy(chance.randrange(1, 60), chance.choice([0, 1, 1000, 20_000]))
-        _stub(channel).ModelInfer(request, timeout=chance.choice([0.001, 0.01, 0.05, SECONDS]))
+        open_stub(channel).ModelInfer(request, timeout=chance.choice([0.001, 0.01, 0.05, SECONDS]))
 
     def _wrong(self, chance, channel):
         data = bytearray(_sum_request(chance, 1).SerializeToString())
@@ -140,7 +141,7 @@ class Traffic:
     def _reload(self, chance, channel):
         self._version += 1
         write_oracle_bundle(self._repository / "changing", "changing", self._version, replace=True)
-        stub = _stub(channel)
+        stub = open_stub(channel)
         for name in ("changing", "coming"):
             stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name=name), timeout=SECONDS)
         stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name="coming"), timeout=SECONDS)
@@ -148,14 +149,14 @@ class Traffic:
 
     def _watch(self, chance, channel):
         urllib.request.urlopen(f"http://127.0.0.1:{self._ready.metrics_port}/metrics", timeout=SECONDS).close()
-        telemetry = telemetry_pb2_grpc.TelemetryStub(channel)
+        telemetry = open_stub(channel)
         assert not telemetry.Get(telemetry_pb2.GetRequest(), timeout=SECONDS).problems
         watching = telemetry.Watch(telemetry_pb2.WatchRequest(interval_ms=100), timeout=SECONDS)
         next(watching)
         watching.cancel()
         health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="steady"))
         assert health.status == health_pb2.HealthCheckResponse.SERVING
-        _stub(channel).RepositoryIndex(pb.RepositoryIndexRequest(), timeout=SECONDS)
+        open_stub(channel).RepositoryIndex(pb.RepositoryIndexRequest(), timeout=SECONDS)
         self._stop.wait(0.2)
 
     def _hang_up(self, chance, channel):
@@ -163,10 +164,6 @@ class Traffic:
         data = chance.choice([b"", OPENING, OPENING[:10], b"GET /v2 HTTP/1.1\r\n", chance.randbytes(50)])
         with socket.create_connection(("127.0.0.1", port or 0), timeout=SECONDS) as connection:
             connection.sendall(data)
-
-
-def _stub(channel):
-    return inference_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 
 def _sum_request(chance, number):

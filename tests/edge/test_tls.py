@@ -12,8 +12,9 @@ import psutil
 import pytest
 import tritonclient.grpc as triton
 
+from edge.client.connection import open_stub
 from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from edge.pb import telemetry_pb2
 from edge.settings import TRANSPORTS
 from tests.support import secured_servers
 from tests.support.commands import fewheads, refusal
@@ -32,12 +33,12 @@ def secured(request, tmp_path_factory):
 
 
 def live(secured, channel):
-    stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+    stub = open_stub(channel)
     return bool(stub.ServerLive(pb.ServerLiveRequest(), metadata=bearer(secured.tokens["all"]), timeout=10).live)
 
 
 def problems(secured, channel):
-    stub = telemetry_pb2_grpc.TelemetryStub(channel)
+    stub = open_stub(channel)
     return list(stub.Get(telemetry_pb2.GetRequest(), metadata=bearer(secured.tokens["all"]), timeout=10).problems)
 
 
@@ -82,7 +83,7 @@ def test_client_without_a_valid_certificate_is_refused(secured, tmp_path):
         with pytest.raises(OSError):
             metrics_page(secured, client)
     with secured.channel() as channel, pytest.raises(grpc.RpcError) as caught:  # a certificate is not a token
-        inference_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive(pb.ServerLiveRequest(), timeout=10)
+        open_stub(channel).ServerLive(pb.ServerLiveRequest(), timeout=10)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
@@ -163,7 +164,7 @@ def response(stub, request, token):
 def test_no_secret_is_logged_or_sent_back(secured):
     wrong = "fewheads_" + base64.urlsafe_b64encode(b"a wrong token").decode()
     with secured.channel() as channel:
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stub = open_stub(channel)
         requests = [good(), expression(b"3 times 4"), pb.ModelInferRequest(model_name="none")]
         for token in (secured.tokens["all"], wrong, wrong + "\t", f"{secured.tokens['all']} x"):
             responses = [response(stub, request, token) for request in requests]

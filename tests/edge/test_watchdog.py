@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from edge.cli.serve import serve
 from edge.health.supervisor import Notifier
 from edge.pb import inference_pb2 as pb
-from edge.pb import telemetry_pb2, telemetry_pb2_grpc
+from edge.pb import telemetry_pb2
 from edge.settings import Settings
 from tests.support import server_processes
 from tests.support.metrics import gauge, wait_until
@@ -110,7 +110,7 @@ def test_watchers_neither_delay_a_shutdown_nor_harm_each_other(repository):
             stub.Check(health_pb2.HealthCheckRequest(service="zz"))
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
         watching = [
-            telemetry_pb2_grpc.TelemetryStub(server.channel).Watch(telemetry_pb2.WatchRequest(interval_ms=20_000)),
+            server.stub.Watch(telemetry_pb2.WatchRequest(interval_ms=20_000)),
             stub.Watch(health_pb2.HealthCheckRequest(service="")),
         ]
         assert all(next(stream) for stream in watching)

@@ -15,9 +15,9 @@ import transformers
 
 from edge.bundles.bundle import Bundle, write_bundle
 from edge.bundles.rules import check
+from edge.client.connection import open_stub
 from edge.errors import BundleError, UsageError
 from edge.launch import serving
-from edge.pb.inference_pb2_grpc import GRPCInferenceServiceStub as Stub
 from edge.programs.backward_head import head_of as open_head
 from edge.runtimes.tensorrt.build import compile_onnx
 from edge.runtimes.tensorrt.profiles import described
@@ -79,7 +79,7 @@ def stub_of(repository):
         serving(repository, target="onnxruntime") as ready,
         grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel,
     ):
-        yield Stub(channel)
+        yield open_stub(channel)
 
 
 def ask(stub, prompt, max_tokens=10, **parameters):

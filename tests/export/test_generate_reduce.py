@@ -21,8 +21,8 @@ from export.generate.model import load_backbone
 from export.generate.ranking import kept_counts
 from export.generate.reduce import reduce_decoder
 from export.generate.sublayers import attention_of, layers_of, left_parameters, sublayers_of
+from export.models.recorded import recorded
 from export.reduce.algebra import Removal
-from export.reduce.states import recorded
 from tests.support.language_models import (
     EXAMPLES,
     bpe,

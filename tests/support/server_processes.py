@@ -11,8 +11,9 @@ import msgspec
 import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from edge.client.connection import open_stub
 from edge.pb import inference_pb2 as pb
-from edge.pb import inference_pb2_grpc, telemetry_pb2, telemetry_pb2_grpc
+from edge.pb import telemetry_pb2
 from edge.server import Ready
 from tests.support.models import ORACLE, oracle_golden
 from tests.support.sample_requests import raw_request
@@ -29,7 +30,7 @@ class Served:
         assert line, process.communicate()[1]
         self.ready = msgspec.json.decode(line, type=Ready)
         self.channel = grpc.insecure_channel(f"127.0.0.1:{self.ready.grpc_port}")
-        self.stub = inference_pb2_grpc.GRPCInferenceServiceStub(self.channel)
+        self.stub = open_stub(self.channel)
 
     def stop(self):
         """Ask it to end; return its exit code and its log."""
@@ -86,11 +87,11 @@ def health_of(ready, *names):
 @contextmanager
 def stub_of(ready):
     with grpc.insecure_channel(f"127.0.0.1:{ready.grpc_port}") as channel:
-        yield inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        yield open_stub(channel)
 
 
 def problems(server):
-    return list(telemetry_pb2_grpc.TelemetryStub(server.channel).Get(telemetry_pb2.GetRequest()).problems)
+    return list(server.stub.Get(telemetry_pb2.GetRequest()).problems)
 
 
 def is_ready(server):

@@ -14,7 +14,7 @@ from export.bundle.outputs import TRITON_CONFIG
 from export.bundle.pack.bundle import Packed, pack_model
 from export.bundle.pack.fit import fit
 from export.bundle.pack.options import PackOptions
-from export.bundle.pack.triton_model import Model, models_in, read_model
+from export.bundle.pack.triton_model import models_in, read_model
 
 
 class Refused(NamedTuple):
@@ -67,33 +67,22 @@ def _pack(
         yield Refused(place.name, error)
         return
     labels = {"labels": model.labels, "labelled": model.labelled} if options.labels is None else {}
-    options = replaced(options, max_batch_size=model.max_batch_size, **labels)
-    for version in model.versions:
-        yield _pack_version(place, model, version, repository, options, replace=replace, begin=begin)
+    pack = partial(
+        pack_model,
+        repository=repository,
+        name=place.name,
+        options=replaced(options, max_batch_size=model.max_batch_size, **labels),
+        replace=replace,
+        changes=[partial(fit, config=model.config, source=place / TRITON_CONFIG)],
+        serving=model.serving,
+        begin=lambda step: begin(f"{place.name}: {step}"),
+    )
+    for version, path in model.versions.items():
+        yield _packed(f"{place.name}-{version}", partial(pack, path, version=version), model.not_taken)
 
 
-def _pack_version(
-    place: Path,
-    model: Model,
-    version: int,
-    repository: Path,
-    options: PackOptions,
-    *,
-    replace: bool,
-    begin: Callable[[str], None],
-) -> Packed | Refused:
+def _packed(name: str, pack: Callable[[], Packed], not_taken: tuple[str, ...]) -> Packed | Refused:
     try:
-        packed = pack_model(
-            model.versions[version],
-            repository,
-            place.name,
-            options,
-            version=version,
-            replace=replace,
-            changes=[partial(fit, config=model.config, source=place / TRITON_CONFIG)],
-            serving=model.serving,
-            begin=lambda step: begin(f"{place.name}: {step}"),
-        )
+        return replaced(pack(), not_taken=not_taken)
     except FewheadsError as error:
-        return Refused(f"{place.name}-{version}", error)
-    return replaced(packed, not_taken=model.not_taken)
+        return Refused(name, error)

@@ -17,11 +17,11 @@ from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
 from export.data.tokens import Rows, sorted_batches
 from export.finetune.objectives import outputs_of
 from export.models.heads import SequenceClassifier
+from export.models.recorded import recorded
 from export.papers.adaptive.scores import scored_modules
 from export.quantize.calibration import calibration_feeds, plain_onnx
 from export.quantize.precision import fused
 from export.reduce.latency import feeds_of, measure_models
-from export.reduce.states import recorded
 
 _BATCH = 64
 #: Rows of dev that are timed, and calls for each.
