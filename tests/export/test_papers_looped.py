@@ -11,15 +11,17 @@ from click.testing import CliRunner
 
 from edge.errors import UsageError
 from export.cli.looped import looped
-from export.papers.experiment import RECORDS, read_records
+from export.papers.experiment import RECORDS, keep_settings, read_records, run_experiment
 from export.papers.looped import MODEL
 from export.papers.looped.baselines import BASELINES
 from export.papers.looped.measure import TaskResult, error_path, pair_errors, stopping_of
 from export.papers.looped.model import PromptTransformer, Trajectory
+from export.papers.looped.options import LoopedOptions
 from export.papers.looped.prompts import draw_prompts
 from export.papers.looped.recipes import Curriculum, Rising, training_plan
-from export.papers.looped.run import group_name, open_runs, tasks_of
+from export.papers.looped.run import group_name, open_runs, tables_of, tasks_of
 from export.papers.looped.train import train_run
+from export.papers.looped.trainings import SETTINGS, Group, Trainings, TrainingsSettings, Tuning, main
 from export.training.checkpoint import save
 from export.training.intervals import Sample
 from export.training.provenance import provenance
@@ -98,6 +100,12 @@ def test_one_command_writes_records_report_and_figures_and_resumes(runs, tmp_pat
     assert max(list(solved.values())[5:]) < 1e-6 < min(list(solved.values())[:5])
     assert [list(group.by_seed) for group in linear.groups] == [["seed0", "seed1"], ["unlooped"], ["tied"]]
     assert list(linear.by_loops) == [linear.looped, "seed0", "seed1", "looped, L=1, D=8, no injection"]
+    assert [one.tolerance for one in linear.accelerated] == [one.tolerance for one in linear.stopping]
+    (equal,) = [table for table in tables_of(linear) if "equal" in table.title]
+    curve, unlooped = linear.by_loops[linear.looped], linear.groups[1].error.value
+    reached = [str(loops) for loops, error in enumerate(curve, 1) if error <= unlooped]
+    assert equal.rows[0] == (linear.looped, "913", [*reached, "not in 32"][0])
+    assert not [table for table in tables_of(tree) if "equal" in table.title]
     ours = linear.groups[0]
     ratios = {one.other: one for one in linear.ratios}
     assert ratios["least squares"].after_all is None
@@ -124,6 +132,33 @@ def test_one_command_writes_records_report_and_figures_and_resumes(runs, tmp_pat
     assert (out / RECORDS).read_bytes().startswith(lines[1])
     with pytest.raises(UsageError, match=r"got runs.other None, expected runs.other"):
         invoke(looped, *arguments, runs / "other", *options)
+
+
+def test_trainings_take_the_rates_that_were_best_for_their_kind(tmp_path):
+    small = LoopedOptions(dim=8, layers=1, steps=3)
+    models = (small, msgspec.structs.replace(small, unlooped=True))
+    gated = msgspec.structs.replace(small, injection="gated", dims=3)
+    group, tuning = Group(("tree",), 1, (*models, gated)), Tuning(("linear",), models, (1.0, 20.0), 100, 64)
+    settings = TrainingsSettings(tuning, {"trees": group})
+    assert msgspec.json.decode(SETTINGS.read_bytes(), type=TrainingsSettings).tuning.seed == 100
+    run_experiment(Trainings(settings, tmp_path), tmp_path, plots=False)
+    lines = [msgspec.json.decode(line) for line in (tmp_path / RECORDS).read_bytes().splitlines()]
+    best = [min(lines[at : at + 2], key=lambda line: line["record"]["error"])["record"]["rate"] for at in (0, 2)]
+    trained = run_experiment(Trainings(settings, tmp_path, ("trees",)), tmp_path, plots=False)
+    names = ["tree-looped-layers1-dim8-steps3-0", "tree-unlooped-layers1-dim8-steps3-0"]
+    assert [trained[name].rate for name in names] == best
+    assert list(trained)[4:] == [*names, "tree-looped-gated-layers1-dim8-dims3-steps3-0"]
+    runs = open_runs(sorted((tmp_path / "runs").iterdir()))
+    usual = training_plan("linear", "small").stages[0].recipe.peak_learning_rate
+    assert f"peak_learning_rate={best[0] * usual}," in next(run.training for run in runs if run.name == names[0])
+    assert {group_name(run.model.config) for run in runs if run.model.config.dims == 3} == {
+        "looped, L=1, D=8, gated injection"
+    }
+    more = TrainingsSettings(tuning, {"trees": msgspec.structs.replace(group, seeds=2)})
+    assert Trainings(more, tmp_path, ("trees",)).parts()[:7] == Trainings(settings, tmp_path, ("trees",)).parts()
+    keep_settings(tmp_path, more, extensible=Trainings.extensible)
+    with pytest.raises(UsageError, match=r"--only: got trees, expected one of linear, sparse"):
+        main.callback(tmp_path, ("trees",), SETTINGS, None)
 
 
 def test_an_interval_of_ratios_counts_seeds_where_there_are_several():
