@@ -1,4 +1,4 @@
-"""What is measured of a changed model: the use of its heads or layers, and its speed beside the dense one's."""
+"""What is measured of a changed model: the use of its heads or layers, and speed, memory and INT8 of its file."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from torch.utils.flop_counter import FlopCounterMode
 from edge.bench.timing import times_in_turns
 from edge.datatypes import Array
 from edge.runtimes.onnxruntime_runner import OnnxRuntimeRunner
+from export.bundle.accuracy import outputs_by_row, predictions_of
 from export.data.tokens import Rows, sorted_batches
 from export.finetune.objectives import outputs_of
-from export.models.heads import SequenceClassifier
+from export.models.heads import Head, SequenceClassifier
+from export.papers.adaptive.gate import GatedLayer
+from export.papers.adaptive.memory import peak_bytes
 from export.papers.adaptive.scores import scored_modules
-from export.quantize.calibration import calibration_feeds, plain_onnx
+from export.quantize.calibration import calibration_feeds, feeds_of, plain_onnx
+from export.quantize.int8 import dynamic_int8
 from export.quantize.precision import fused
-from export.reduce.latency import feeds_of, measure_models
+from export.reduce import latency
 from export.reduce.states import recorded
 
 _BATCH = 64
-#: Rows of dev that are timed, and calls for each.
-_TIMED_ROWS, _TIMED_CALLS = 64, 10
+#: Rows of dev that are timed one by one, rows of a batch and batches, and calls for each.
+_TIMED_ROWS, _BATCH_ROWS, _TIMED_BATCHES, _TIMED_CALLS = 64, 32, 4, 10
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -33,11 +37,34 @@ class Speed(msgspec.Struct, frozen=True):
 
     Attributes:
         tokens: of the input; None for rows of dev, each with its own length.
+        rows: of the input.
     """
 
     tokens: int | None
     ratio: float
     bound: float
+    rows: int = 1
+
+
+class Int8(msgspec.Struct, frozen=True):
+    """A model's file in INT8: answers on dev, and the dense model's time in FP32 over its own, in turns."""
+
+    answers: tuple[float, ...]
+    ratio: float
+
+
+class OnRows(msgspec.Struct, frozen=True):
+    """What is measured of files, which are those of bundles, on rows of dev.
+
+    Attributes:
+        speeds: of one row at a time, and of batches.
+        peak_bytes: of loading the dense and the other file and running a batch, see :mod:`.memory`.
+        int8: None where there is no such file: for branches, and for answers that are texts.
+    """
+
+    speeds: tuple[Speed, Speed]
+    peak_bytes: tuple[int, int]
+    int8: Int8 | None
 
 
 class HeadUse(msgspec.Struct, frozen=True):
@@ -47,14 +74,17 @@ class HeadUse(msgspec.Struct, frozen=True):
         kept: mean share of the coordinates, or layers, in use.
         score: mean score; None for a model without scores.
         spread: share of a head's variance of scores that is between inputs; 0 if they are the same for all inputs.
+        by_head, deviations: mean and deviation of the scores between inputs, of each head of each layer.
     """
 
     kept: float
     score: float | None = None
     spread: float | None = None
+    by_head: tuple[tuple[float, ...], ...] = ()
+    deviations: tuple[tuple[float, ...], ...] = ()
 
 
-def head_use(model: SequenceClassifier, rows: Rows) -> HeadUse | None:
+def head_use(model: Head, rows: Rows) -> HeadUse | None:
     """Return the use of a model's heads on some rows; None for a model without scores."""
     modules = scored_modules(model.eval())
     if not modules:
@@ -68,30 +98,48 @@ def head_use(model: SequenceClassifier, rows: Rows) -> HeadUse | None:
             kept += [one.keep(of).mean(dim=(1, 2)) for one, of in zip(modules, scores[-1], strict=True)]
     every = torch.cat(scores, dim=1)  # [layers, n, H]
     within, whole = every.var(dim=1, correction=0).mean(), every.var(correction=0)
-    return HeadUse(float(torch.cat(kept).mean()), float(every.mean()), float(within / whole) if whole > 0 else 0.0)
+    spread = float(within / whole) if whole > 0 else 0.0
+    by_head, deviations = (
+        tuple(tuple(layer) for layer in of.tolist()) for of in (every.mean(dim=1), every.std(dim=1, correction=0))
+    )
+    return HeadUse(float(torch.cat(kept).mean()), float(every.mean()), spread, by_head, deviations)
 
 
-def speed(dense: SequenceClassifier, model: nn.Module, tokens: int) -> Speed:
+def speed(dense: Head, model: nn.Module, tokens: int) -> Speed:
     """Time a model on ONNX Runtime, CPU, one thread, in turns with the dense one, on an input of some tokens."""
-    feeds = feeds_of(dense.transformer.config, tokens)
-    measured = measure_models(dense, model, feeds)
+    feeds = latency.feeds_of(dense.transformer.config, tokens)
+    measured = latency.measure_models(dense, model, feeds)
     return Speed(tokens, measured.ratio, multiplications(dense, feeds) / multiplications(model, feeds))
 
 
-def speed_on(dense: SequenceClassifier, model: SequenceClassifier, rows: Rows) -> Speed:
-    """Time a model as :func:`speed` on real rows, one at a time; each file is the one that a bundle has in FP32."""
-    feeds = calibration_feeds(rows, _TIMED_ROWS)
-    files = {name: fused(plain_onnx(one, rows)) for name, one in (("dense", dense), ("other", model))}
-    medians: dict[str, list[float]] = {name: [] for name in files}
+def on_rows(dense: Head, model: Head, rows: Rows, calibration: Rows) -> OnRows:
+    """Measure the files of two models on real rows, in turns, with one thread; ``calibration`` is for INT8."""
+    plain = {name: plain_onnx(one, rows) for name, one in (("dense", dense), ("other", model))}
+    files = {name: fused(data) for name, data in plain.items()}
+    if isinstance(model, SequenceClassifier) and not any(isinstance(one, GatedLayer) for one in model.modules()):
+        files["int8"] = dynamic_int8(plain["other"], calibration_feeds(calibration))
+    single = calibration_feeds(rows, _TIMED_ROWS)
+    batches = list(sorted_batches(rows.lengths, _BATCH_ROWS))
+    batched = [feeds_of(rows, one) for one in batches[:: -(-len(batches) // _TIMED_BATCHES)]]
+    speeds, int8 = list[Speed](), None
     with ExitStack() as stack:
         runners = {name: OnnxRuntimeRunner(data, subject="a model to be timed") for name, data in files.items()}
         for runner in runners.values():
             stack.callback(runner.close)
-        for feed in feeds:
-            for name, seconds in times_in_turns(runners, feed, _TIMED_CALLS).items():
-                medians[name].append(float(np.median(seconds)))
-    counts = [sum(multiplications(one, feed) for feed in feeds) for one in (dense, model)]
-    return Speed(None, sum(medians["dense"]) / sum(medians["other"]), counts[0] / counts[1])
+        for number, feeds in ((1, single), (_BATCH_ROWS, batched)):
+            turns = [times_in_turns(runners, feed, _TIMED_CALLS) for feed in feeds]
+            seconds = {name: sum(float(np.median(one[name])) for one in turns) for name in runners}
+            counts = [sum(multiplications(one, feed) for feed in feeds) for one in (dense, model)]
+            speeds.append(Speed(None, seconds["dense"] / seconds["other"], counts[0] / counts[1], number))
+            if number == 1 and "int8" in files:
+                int8 = seconds["dense"] / seconds["int8"]
+    longest = feeds_of(rows, batches[0])
+    peaks = peak_bytes(files["dense"], longest), peak_bytes(files["other"], longest)
+    if int8 is None:
+        return OnRows((speeds[0], speeds[1]), peaks, None)
+    outputs = outputs_by_row(files["int8"], rows, subject="a model in INT8", rows_at_once=False)
+    answers = predictions_of(outputs, rows.targets).answers
+    return OnRows((speeds[0], speeds[1]), peaks, Int8(tuple(answers.tolist()), int8))
 
 
 def multiplications(model: nn.Module, feeds: Mapping[str, Array]) -> int:
