@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 import msgspec
@@ -24,12 +24,13 @@ from export.papers.adaptive.scores import scored_modules
 from export.quantize.calibration import calibration_feeds, feeds_of, plain_onnx
 from export.quantize.int8 import dynamic_int8
 from export.quantize.precision import fused
-from export.reduce import latency
 from export.reduce.states import recorded
 
 _BATCH = 64
-#: Rows of dev that are timed one by one, rows of a batch and batches, and calls for each.
-_TIMED_ROWS, _BATCH_ROWS, _TIMED_BATCHES, _TIMED_CALLS = 64, 32, 4, 10
+#: Rows of dev that are timed one by one, rows of a batch, and batches.
+_TIMED_ROWS, _BATCH_ROWS, _TIMED_BATCHES = 64, 32, 4
+#: Calls of all inputs of a size together, and the least of each.
+_CALLS, _LEAST_CALLS = 60, 10
 
 
 class Speed(msgspec.Struct, frozen=True):
@@ -53,16 +54,16 @@ class Int8(msgspec.Struct, frozen=True):
     ratio: float
 
 
-class OnRows(msgspec.Struct, frozen=True):
-    """What is measured of files, which are those of bundles, on rows of dev.
+class FileMeasures(msgspec.Struct, frozen=True):
+    """What is measured of a model's file, which is that of a bundle, beside the dense one's.
 
     Attributes:
-        speeds: of one row at a time, and of batches.
+        speeds: for random tokens of some lengths, for rows of dev one at a time, and for batches of them.
         peak_bytes: of loading the dense and the other file and running a batch, see :mod:`.memory`.
         int8: None where there is no such file: for branches, and for answers that are texts.
     """
 
-    speeds: tuple[Speed, Speed]
+    speeds: tuple[Speed, ...]
     peak_bytes: tuple[int, int]
     int8: Int8 | None
 
@@ -105,41 +106,47 @@ def head_use(model: Head, rows: Rows) -> HeadUse | None:
     return HeadUse(float(torch.cat(kept).mean()), float(every.mean()), spread, by_head, deviations)
 
 
-def speed(dense: Head, model: nn.Module, tokens: int) -> Speed:
-    """Time a model on ONNX Runtime, CPU, one thread, in turns with the dense one, on an input of some tokens."""
-    feeds = latency.feeds_of(dense.transformer.config, tokens)
-    measured = latency.measure_models(dense, model, feeds)
-    return Speed(tokens, measured.ratio, multiplications(dense, feeds) / multiplications(model, feeds))
+def measure_files(
+    dense: Head, dense_file: bytes, model: Head, rows: Rows, calibration: Rows, lengths: Sequence[int] = ()
+) -> FileMeasures:
+    """Measure the files of two models in turns, on ONNX Runtime, CPU, one thread.
 
-
-def on_rows(dense: Head, model: Head, rows: Rows, calibration: Rows) -> OnRows:
-    """Measure the files of two models on real rows, in turns, with one thread; ``calibration`` is for INT8."""
-    plain = {name: plain_onnx(one, rows) for name, one in (("dense", dense), ("other", model))}
-    files = {name: fused(data) for name, data in plain.items()}
+    Args:
+        dense_file: of the dense model, by :func:`export.quantize.calibration.plain_onnx`.
+        rows: of dev.
+        calibration: inputs for INT8.
+        lengths: of inputs of random tokens, which are also timed.
+    """
+    plain = plain_onnx(model, rows)
+    files = {"dense": fused(dense_file), "other": fused(plain)}
     if isinstance(model, SequenceClassifier) and not any(isinstance(one, GatedLayer) for one in model.modules()):
-        files["int8"] = dynamic_int8(plain["other"], calibration_feeds(calibration))
-    single = calibration_feeds(rows, _TIMED_ROWS)
-    batches = list(sorted_batches(rows.lengths, _BATCH_ROWS))
+        files["int8"] = dynamic_int8(plain, calibration_feeds(calibration))
+    batches = sorted_batches(rows.lengths, _BATCH_ROWS)
+    dev, longest = calibration_feeds(rows, _TIMED_ROWS), feeds_of(rows, batches[0])
     batched = [feeds_of(rows, one) for one in batches[:: -(-len(batches) // _TIMED_BATCHES)]]
+    sizes = [(tokens, 1, [_random_feed(dense, dev[0], tokens)]) for tokens in lengths]
     speeds, int8 = list[Speed](), None
     with ExitStack() as stack:
         runners = {name: OnnxRuntimeRunner(data, subject="a model to be timed") for name, data in files.items()}
         for runner in runners.values():
             stack.callback(runner.close)
-        for number, feeds in ((1, single), (_BATCH_ROWS, batched)):
-            turns = [times_in_turns(runners, feed, _TIMED_CALLS) for feed in feeds]
+        for tokens, number, feeds in (*sizes, (None, 1, dev), (None, _BATCH_ROWS, batched)):
+            turns = [times_in_turns(runners, feed, max(_LEAST_CALLS, _CALLS // len(feeds))) for feed in feeds]
             seconds = {name: sum(float(np.median(one[name])) for one in turns) for name in runners}
             counts = [sum(multiplications(one, feed) for feed in feeds) for one in (dense, model)]
-            speeds.append(Speed(None, seconds["dense"] / seconds["other"], counts[0] / counts[1], number))
-            if number == 1 and "int8" in files:
-                int8 = seconds["dense"] / seconds["int8"]
-    longest = feeds_of(rows, batches[0])
+            speeds.append(Speed(tokens, seconds["dense"] / seconds["other"], counts[0] / counts[1], number))
+            if feeds is dev and "int8" in files:
+                outputs = outputs_by_row(files["int8"], rows, subject="a model in INT8", rows_at_once=False)
+                answers = predictions_of(outputs, rows.targets).answers
+                int8 = Int8(tuple(answers.tolist()), seconds["dense"] / seconds["int8"])
     peaks = peak_bytes(files["dense"], longest), peak_bytes(files["other"], longest)
-    if int8 is None:
-        return OnRows((speeds[0], speeds[1]), peaks, None)
-    outputs = outputs_by_row(files["int8"], rows, subject="a model in INT8", rows_at_once=False)
-    answers = predictions_of(outputs, rows.targets).answers
-    return OnRows((speeds[0], speeds[1]), peaks, Int8(tuple(answers.tolist()), int8))
+    return FileMeasures(tuple(speeds), peaks, int8)
+
+
+def _random_feed(dense: Head, like: Mapping[str, Array], tokens: int) -> dict[str, Array]:
+    ids = np.random.default_rng(0).integers(dense.transformer.config.vocab_size, size=(1, tokens))
+    values = {"inputs": ids, "mask": np.ones_like(ids), "segments": np.zeros_like(ids)}
+    return {name: values[name] for name in like}
 
 
 def multiplications(model: nn.Module, feeds: Mapping[str, Array]) -> int:

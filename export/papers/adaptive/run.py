@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -24,12 +24,13 @@ from export.finetune.recipe import FinetuningRecipe
 from export.finetune.run import predict_splits, prepare, save_run, task_of
 from export.models.heads import Head, SequenceClassifier, SpanClassifier
 from export.papers.adaptive.figures import draw
-from export.papers.adaptive.measures import HeadUse, head_use, on_rows, speed
+from export.papers.adaptive.measures import HeadUse, head_use, measure_files
 from export.papers.adaptive.mechanisms import MECHANISMS, SharedInputs
 from export.papers.adaptive.runs import name_of
 from export.papers.adaptive.tables import MechanismRecord, order_of, tables_of
 from export.papers.adaptive.term import AdaptiveObjective, adaptive_term
 from export.papers.experiment import Experiment, Part, unfinished
+from export.quantize.calibration import plain_onnx
 from export.reduce.calibration import calibration_batches, check_original
 from export.reduce.target import CALIBRATION_EXAMPLES
 from export.report.table import Table
@@ -88,6 +89,7 @@ class Mechanisms(Experiment[MechanismRecord]):
         keep_runs: bool = False,
     ) -> None:
         self._names, self._out, self._device, self._keep_runs = names, out, device, keep_runs
+        self._floor: float | None = None
         opened = open_model(run)
         task, model, architecture = task_of(opened, run), opened.head, opened.architecture
         assert architecture is not None
@@ -109,6 +111,10 @@ class Mechanisms(Experiment[MechanismRecord]):
             check_original(model)
             calibration_batches(model, self._calibration)
 
+    @cached_property
+    def _dense_file(self) -> bytes:
+        return plain_onnx(self._dense, self._dev)
+
     def parts(self) -> list[Part]:
         """Return a part for each mechanism and seed."""
         return [Part(f"{name}-seed{seed}", (name, seed)) for seed in range(self.settings.seeds) for name in self._names]
@@ -126,7 +132,9 @@ class Mechanisms(Experiment[MechanismRecord]):
         def score(of: nn.Module) -> float:
             return float(task.predict(of, data.holdout).score(task.headline))  # type: ignore[arg-type]
 
-        floor = score(self._dense) - _STOP_BELOW if loss else None
+        if loss and self._floor is None:
+            self._floor = score(self._dense) - _STOP_BELOW
+        floor = self._floor if loss else None
         with adaptive_term(model, loss) if loss else nullcontext() as term:
             of = partial(AdaptiveObjective, term=term) if term else TaskObjective
             objective = of(model, data.train, recipe, seed=seed, evaluate=partial(score, model))
@@ -138,8 +146,7 @@ class Mechanisms(Experiment[MechanismRecord]):
             self._keep(part, model, recipe, tuned, predicted)
         small = mechanism.shrink(model) if mechanism.shrink else model
         lengths = self._lengths if name != SKIP else ()  # what is skipped for random tokens says nothing
-        speeds = tuple(speed(self._dense, small, tokens) for tokens in lengths)
-        files = on_rows(self._dense, small, self._dev, self._calibration)
+        files = measure_files(self._dense, self._dense_file, small, self._dev, self._calibration, lengths)
         metric, answers, targets = _answers(predicted, task.headline)
         return MechanismRecord(
             name=name,
@@ -149,7 +156,7 @@ class Mechanisms(Experiment[MechanismRecord]):
             smaller=mechanism.shrink is not None,
             holdout=tuned.scores,
             use=use,
-            speeds=(*speeds, *files.speeds),
+            speeds=files.speeds,
             peak_bytes=files.peak_bytes,
             int8=files.int8,
             answers=tuple(answers.tolist()),

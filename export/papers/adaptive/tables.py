@@ -38,7 +38,7 @@ class MechanismRecord(msgspec.Struct, frozen=True, kw_only=True):
         smaller: whether the timed matrices are smaller; otherwise scorers, masks and gates are timed, too.
         speeds: for inputs of random tokens, except of layers that are skipped by input, and last for rows of dev, one
             at a time and in batches.
-        peak_bytes: of the dense and of this file, see :class:`export.papers.adaptive.measures.OnRows`.
+        peak_bytes: of the dense and of this file, see :class:`export.papers.adaptive.measures.FileMeasures`.
         holdout: the metric on the hold-out, of each epoch.
         answers, targets: classes or values of dev's items; or the metric of each answer, and zeros.
     """
