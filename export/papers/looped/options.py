@@ -112,8 +112,16 @@ def train_looped(
     function = name.removeprefix(PREFIX)
     injection: Any = None if options.unlooped else options.injection or "add"
     size: Any = options.size
-    shape = {"layers": options.layers, "dim": options.dim, "dims": options.dims}
-    plan = training_plan(function, size, injection=injection, steps=options.steps, rate=options.rate, **shape)
+    plan = training_plan(
+        function,
+        size,
+        injection=injection,
+        layers=options.layers,
+        dim=options.dim,
+        steps=options.steps,
+        dims=options.dims,
+        rate=options.rate,
+    )
     if options.stages and options.stages > len(plan.stages):
         expected = f"at most {len(plan.stages)}, the stages of this plan"
         raise UsageError("--stages", given=options.stages, expected=expected, fix="Leave --stages out for all of them.")

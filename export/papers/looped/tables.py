@@ -47,7 +47,7 @@ def page_tables(
 ) -> dict[str, Table]:
     """Return the tables of RESULTS.md by record."""
     main, by_pairs = [], []
-    for task in (task for task in records.values() if task.dims == 5):
+    for task in _usual(records):
         errors = {one.name: one.error for one in task.groups}
         ratio = next(one for one in task.ratios if one.other == task.unlooped)
         cells = (_short(errors[str(name)]) for name in (task.looped, task.unlooped))
@@ -87,6 +87,11 @@ def page_tables(
             2,
         ),
     }
+
+
+def _usual(records: Mapping[str, TaskResult]) -> list[TaskResult]:
+    """Return the tasks of five dimensions; the report has all."""
+    return [task for task in records.values() if task.dims == 5]
 
 
 def _further(errors: Mapping[str, Any]) -> Table:
@@ -142,7 +147,7 @@ def predicted() -> PredictedLatencies:
 def predicted_unlooped() -> PredictedLatencies:
     """Predict an unlooped and a looped model of each function, with the mean loops to the tolerance of bundles."""
     predictions = []
-    for task in published().records.values():
+    for task in _usual(published().records):
         loops = next(one.mean_loops for one in task.stopping if one.tolerance == PROGRAM.tolerance)
         looped, files = _files(task.dims, task.points)
         for rows in (1, 64):
