@@ -137,25 +137,26 @@ def test_one_command_writes_records_report_and_figures_and_resumes(runs, tmp_pat
 def test_trainings_take_the_rates_that_were_best_for_their_kind(tmp_path):
     small = LoopedOptions(dim=8, layers=1, steps=3)
     models = (small, msgspec.structs.replace(small, unlooped=True))
-    gated = msgspec.structs.replace(small, injection="gated", dims=3)
-    group, tuning = Group(("tree",), 1, (*models, gated)), Tuning(("linear",), models, (1.0, 20.0), 100, 64)
+    group, tuning = Group(("tree",), 1, models), Tuning(("linear",), models, (0.5, 1.0), 100, 64)
     settings = TrainingsSettings(tuning, {"trees": group})
-    assert msgspec.json.decode(SETTINGS.read_bytes(), type=TrainingsSettings).tuning.seed == 100
     run_experiment(Trainings(settings, tmp_path), tmp_path, plots=False)
     lines = [msgspec.json.decode(line) for line in (tmp_path / RECORDS).read_bytes().splitlines()]
-    best = [min(lines[at : at + 2], key=lambda line: line["record"]["error"])["record"]["rate"] for at in (0, 2)]
-    trained = run_experiment(Trainings(settings, tmp_path, ("trees",)), tmp_path, plots=False)
+    assert len({line["record"]["error"] for line in lines}) == 4
+    for line, error in zip(lines, (1, 2, 2, 1), strict=True):
+        line["record"]["error"] = error
+    (tmp_path / RECORDS).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    experiment = Trainings(settings, tmp_path, ("trees",))
+    trained = run_experiment(experiment, tmp_path, plots=False)
     names = ["tree-looped-layers1-dim8-steps3-0", "tree-unlooped-layers1-dim8-steps3-0"]
-    assert [trained[name].rate for name in names] == best
-    assert list(trained)[4:] == [*names, "tree-looped-gated-layers1-dim8-dims3-steps3-0"]
-    runs = open_runs(sorted((tmp_path / "runs").iterdir()))
+    assert [(name, trained[name].rate) for name in list(trained)[4:]] == [*zip(names, (0.5, 1.0), strict=True)]
+    assert [row[-1] for row in experiment.tables(trained)[0].rows] == [0.5, 1.0]
+    runs = open_runs(tmp_path / "runs" / name for name in names)
     usual = training_plan("linear", "small").stages[0].recipe.peak_learning_rate
-    assert f"peak_learning_rate={best[0] * usual}," in next(run.training for run in runs if run.name == names[0])
-    assert {group_name(run.model.config) for run in runs if run.model.config.dims == 3} == {
-        "looped, L=1, D=8, gated injection"
-    }
-    more = TrainingsSettings(tuning, {"trees": msgspec.structs.replace(group, seeds=2)})
-    assert Trainings(more, tmp_path, ("trees",)).parts()[:7] == Trainings(settings, tmp_path, ("trees",)).parts()
+    assert f"peak_learning_rate={0.5 * usual}," in runs[0].training
+    gated = msgspec.structs.replace(small, injection="gated", dims=3)
+    more = TrainingsSettings(tuning, {"trees": msgspec.structs.replace(group, models=(*models, gated), seeds=2)})
+    parts = [part.name for part in Trainings(more, tmp_path, ("trees",)).parts()]
+    assert parts[4:8] == [*names, "tree-looped-gated-layers1-dim8-dims3-steps3-0", names[0].replace("-0", "-1")]
     keep_settings(tmp_path, more, extensible=Trainings.extensible)
     with pytest.raises(UsageError, match=r"--only: got trees, expected one of linear, sparse"):
         main.callback(tmp_path, ("trees",), SETTINGS, None)

@@ -124,13 +124,14 @@ def measure_files(
     batches = sorted_batches(rows.lengths, _BATCH_ROWS)
     dev, longest = calibration_feeds(rows, _TIMED_ROWS), feeds_of(rows, batches[0])
     batched = [feeds_of(rows, one) for one in batches[:: -(-len(batches) // _TIMED_BATCHES)]]
-    sizes = [(tokens, 1, [_random_feed(dense, dev[0], tokens)]) for tokens in lengths]
+    sizes: list[tuple[int | None, int, list[dict[str, Array]]]] = [(None, 1, dev), (None, _BATCH_ROWS, batched)]
+    sizes = [*((tokens, 1, [_random_feed(dense, dev[0], tokens)]) for tokens in lengths), *sizes]
     speeds, int8 = list[Speed](), None
     with ExitStack() as stack:
         runners = {name: OnnxRuntimeRunner(data, subject="a model to be timed") for name, data in files.items()}
         for runner in runners.values():
             stack.callback(runner.close)
-        for tokens, number, feeds in (*sizes, (None, 1, dev), (None, _BATCH_ROWS, batched)):
+        for tokens, number, feeds in sizes:
             turns = [times_in_turns(runners, feed, max(_LEAST_CALLS, _CALLS // len(feeds))) for feed in feeds]
             seconds = {name: sum(float(np.median(one[name])) for one in turns) for name in runners}
             counts = [sum(multiplications(one, feed) for feed in feeds) for one in (dense, model)]
