@@ -27,7 +27,8 @@ def draw(uses: Mapping[str, HeadUse]) -> Figure | None:
             (panels[1, column], use.deviations, "deviation between inputs", 0.5),
         ):
             image = axes.imshow(np.array(scores), vmin=0, vmax=most, cmap="viridis", aspect="auto")
-            axes.set(title=title, xlabel="head" if len(scores[0]) > 1 else "", ylabel="layer")
+            heads = range(len(scores[0]))  # a layer that is skipped has one score
+            axes.set(title=title, xlabel="head", ylabel="layer", xticks=heads[::4], yticks=range(len(scores)))
             axes.title.set_fontsize(8)
             figure.colorbar(image, ax=axes)
     return figure
