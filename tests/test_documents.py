@@ -17,6 +17,7 @@ from export.estimate.measurements import published
 from export.estimate.predictions import read_latencies
 from export.estimate.roofline import ERRORS
 from export.models.transformer import LayerShape
+from export.papers.adaptive import tables as adaptive_tables
 from export.papers.backward import tables as backward_tables
 from export.papers.calculator import tables as calculator_tables
 from export.papers.frontier import boards, families
@@ -221,7 +222,8 @@ def test_the_predictions_of_layers_are_those_of_today():
 
 #: The commands that write documents from committed records.
 WRITERS = (
-    *(document, reduce_tables, restoration_tables, backward_tables, calculator_tables, looped_tables, boards, families),
+    *(document, reduce_tables, restoration_tables, adaptive_tables, backward_tables, calculator_tables, looped_tables),
+    *(boards, families),
 )
 
 

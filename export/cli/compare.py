@@ -15,7 +15,14 @@ from export.finetune.options import epochs_option, rate_option
 from export.finetune.recipe import FinetuningRecipe
 from export.papers.experiment import SETTINGS, run_experiment
 from export.training.loading import loading_torch
-from export.training.options import DIRECTORY, device_option, out_option, precision_option, run_data_dir_option
+from export.training.options import (
+    DIRECTORY,
+    device_option,
+    out_option,
+    plots_option,
+    precision_option,
+    run_data_dir_option,
+)
 from export.training.runs import recorded
 
 if TYPE_CHECKING:
@@ -38,6 +45,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Keep each model that is trained now as the run OUT/runs/MECHANISM-seedN, to export.",
 )
+@plots_option
 @out_option("Directory for all results; a comparison with the same options resumes there, with more seeds, too.")
 @json_option
 def compare(
@@ -51,21 +59,24 @@ def compare(
     precision: Precision,
     seeds: int,
     keep_runs: bool,
+    plots: bool,
     out: Path,
     as_json: bool,
 ) -> None:
     """Compare ways to save attention, as paper 002 does.
 
-    All start from a fine-tuned RUN, and each gets the same training. Accuracy is measured on dev, and speed on ONNX
-    Runtime, in turns with the dense model: with smaller matrices if possible, else with all scorers, masks and gates.
-    Nothing else should run meanwhile.
+    All start from a fine-tuned RUN on a task of GLUE or on SQuAD, and each gets the same training; weights that start
+    untrained get twice the epochs. Accuracy is measured on dev, and speed, peak memory and INT8 on ONNX Runtime, in
+    turns with the dense model: with smaller matrices if possible, else with all scorers, masks and gates. Nothing else
+    should run meanwhile. Writes records.jsonl, report.md and a picture of the scores.
     """
     config = recorded(run)
     data_dir = labelled_data(config, data_dir)
     check_workspace("--out", out, {"RUN": run, **data_inputs(config, data_dir)}, settings=SETTINGS)
     with loading_torch("loading torch and data"):
         from export.papers.adaptive.mechanisms import MECHANISMS
-        from export.papers.adaptive.run import FULL, Mechanisms
+        from export.papers.adaptive.run import Mechanisms
+        from export.papers.adaptive.tables import FULL
 
         for name in names:
             if name not in MECHANISMS:
@@ -80,4 +91,4 @@ def compare(
             device=device,
             keep_runs=keep_runs,
         )
-    run_experiment(experiment, out, plots=False, as_json=as_json)
+    run_experiment(experiment, out, plots=plots, as_json=as_json)

@@ -16,11 +16,11 @@ from export.cli.export import export
 from export.data.tokens import load_tokenizer
 from export.errors import CheckpointError
 from export.finetune.models import open_model
-from export.papers.adaptive.measures import head_use, speed_on
+from export.papers.adaptive.measures import head_use, measure_files
 from export.papers.adaptive.mechanisms import MECHANISMS
 from export.papers.adaptive.runs import name_of, open_compared
 from export.papers.adaptive.scores import scored_modules
-from export.quantize.calibration import calibration_feeds
+from export.quantize.calibration import calibration_feeds, plain_onnx
 from export.training.checkpoint import save
 from export.training.runs import CONFIG, PREDICTIONS, TOKENIZER
 from tests.support.marks import with_rtx
@@ -83,7 +83,8 @@ def test_onnx_runtime_leaves_out_the_work_of_a_skipped_layer(bundle, place, tmp_
     assert set(ran) == {0, 1, 2}, "of two layers, by the text"
     assert sum(ran) == pytest.approx(head_use(model, rows).kept * 2 * len(ran))
     dense = open_model(place / "SST-2").head
-    assert speed_on(dense, model, rows).bound == pytest.approx(2 * len(ran) / sum(ran), rel=0.2)
+    measured = measure_files(dense, plain_onnx(dense, rows), model, rows, rows)
+    assert measured.speeds[0].bound == pytest.approx(2 * len(ran) / sum(ran), rel=0.2)
 
 
 def attentions_run(data, row, directory):

@@ -14,11 +14,12 @@ from export.errors import ReductionError
 from export.finetune.models import open_model
 from export.finetune.objectives import outputs_of
 from export.finetune.predictions import predict, read_predictions
-from export.papers.adaptive.measures import HeadUse, Speed, head_use, multiplications
+from export.papers.adaptive.linformer import LinformerAttention
+from export.papers.adaptive.measures import HeadUse, Int8, Speed, head_use, multiplications
 from export.papers.adaptive.mechanisms import MECHANISMS, SharedInputs
-from export.papers.adaptive.run import MechanismRecord, difference, order_of, tables_of
 from export.papers.adaptive.runs import open_compared
 from export.papers.adaptive.scores import scored_modules
+from export.papers.adaptive.tables import MechanismRecord, difference, order_of, tables_of
 from export.papers.adaptive.term import adaptive_term
 from export.papers.experiment import read_records
 from tests.support.reduction_data import inputs, model
@@ -84,7 +85,9 @@ def record(name, seed, answers, targets, smaller=True):
         smaller=smaller,
         holdout=(0.5,),
         use=HeadUse(0.75),
-        speeds=(Speed(8, 2.0, 2.1),),
+        speeds=(Speed(8, 2.0, 2.1), Speed(None, 3.0, 3.1, 32)),
+        peak_bytes=(2**22, (seed + 1) * 2**20),
+        int8=Int8(tuple(np.where(np.arange(len(answers)) < 10, 1 - answers, answers).tolist()), 1.5),
         answers=tuple(answers.tolist()),
         targets=tuple(targets.tolist()),
     )
@@ -105,9 +108,16 @@ def test_intervals_are_paired_over_items_and_count_seeds():
     assert same_twice.interval == pytest.approx(one.interval), "equal predictions are no more evidence"
     assert apart.value == pytest.approx(100 * 64 / 1500)
     assert apart.interval[0] < 0 < apart.interval[1], "three seeds that differ this much decide nothing"
-    (table,) = tables_of({f"{run.name}{run.seed}": run for run in (*full, *seeds)})
+    table, files = tables_of({f"{run.name}{run.seed}": run for run in (*full, *seeds)})
     assert table.rows[0][:4] == ("full", "", 3, "0.75")
-    assert (table.rows[1][6], table.rows[1][7:]) == (apart, ("2.00 (2.10)", "smaller"))
+    assert (table.rows[1][6], table.rows[1][7:]) == (apart, ("2.00 (2.10)", "3.00 (3.10)", "smaller"))
+    changed = 100 * np.mean([(theirs[:10] != targets[:10]).mean() - (theirs[:10] == targets[:10]).mean()]) * 10 / 500
+    assert files.rows[0][:3] == ("full", "2", "0.50")
+    assert (files.rows[0][3].value, files.rows[0][4]) == (pytest.approx(changed), "1.50")
+    texts = [msgspec.structs.replace(run, metric="mean of f1", int8=None) for run in full]
+    table, files = tables_of(dict(enumerate(texts)))
+    assert table.rows[0][5].value == pytest.approx(100 * theirs.mean())
+    assert files.rows[0][3:] == (None, None)
 
 
 def test_seeds_decide_the_order_of_the_paper():
@@ -134,20 +144,36 @@ def test_seeds_decide_the_order_of_the_paper():
 
 def test_the_command_compares_and_refuses_other_settings(place):
     options = (place / "SST-2", "--data-dir", place, "--limit", 64, "--out", place / "out", "--keep-runs")
-    options = (*options, "--only", "uniform", "--only", "skip")
-    (table,) = json.loads(invoke(compare, *options, "--json"))["tables"]
-    assert [row[0] for row in table["rows"]] == ["full", "uniform", "skip"]
+    options = (*options, "--only", "uniform", "--only", "skip", "--only", "linformer")
+    table, of_files = json.loads(invoke(compare, *options, "--json"))["tables"]
+    for one in (table, of_files):
+        assert [row[0] for row in one["rows"]] == ["full", "uniform", "linformer", "skip"]
     records = read_records(place / "out", MechanismRecord)
-    full, uniform, skip = records.values()
-    assert [[speed.tokens for speed in one.speeds] for one in records.values()] == [*[[8, 64, None]] * 2, [None]]
+    full, uniform, linformer, skip = records.values()
+    of_rows = [(1, None), (32, None)]
+    assert [[(speed.rows, speed.tokens) for speed in one.speeds] for one in records.values()] == [
+        *[[(1, 8), (1, 64), *of_rows]] * 3,
+        of_rows,
+    ]
+    assert [len(one.holdout) for one in records.values()] == [1, 1, 2, 1]
+    assert all(all(2**20 < peak < 2**30 for peak in one.peak_bytes) for one in records.values())
+    assert [one.int8 is None for one in records.values()] == [False, False, False, True]
+    assert np.mean(np.array(full.int8.answers) == full.answers) > 0.9
+    assert np.shape(uniform.use.by_head) == np.shape(uniform.use.deviations) == (2, 2)
+    assert np.allclose(uniform.use.by_head, 0.5)
+    assert not linformer.use.by_head
+    assert (place / "out" / "scores.png").stat().st_size > 1000
     assert uniform.use.kept == pytest.approx(0.5, abs=0.01)
     assert all(speed.bound > 1 for speed in uniform.speeds)
-    assert [speed.bound for speed in full.speeds] == [1, 1, 1]
+    assert [speed.bound for speed in full.speeds] == [1, 1, 1, 1]
+    assert linformer.speeds[1].bound > 1
     assert skip.use.kept > 0.5
     assert not list((place / "out" / "unfinished").iterdir())
     kept = open_compared(place / "out" / "runs" / "uniform-seed0")
     assert [layer.attention.head_dim for layer in kept.head.transformer.layers] == [8, 8]
     assert len(scored_modules(open_compared(place / "out" / "runs" / "skip-seed0").head)) == 2
+    mixed = open_compared(place / "out" / "runs" / "linformer-seed0").head.transformer.layers[0].attention
+    assert isinstance(mixed, LinformerAttention)
     assert tuple(read_predictions(place / "out" / "runs" / "skip-seed0", "dev").answers) == skip.answers
     assert open_model(place / "out" / "runs" / "full-seed0").metrics.splits == ("holdout", "dev")
     with pytest.raises(UsageError, match=r"got recipe\.peak_learning_rate 0\.0001, expected .* 0\.001\."):

@@ -11,15 +11,17 @@ from click.testing import CliRunner
 
 from edge.errors import UsageError
 from export.cli.looped import looped
-from export.papers.experiment import RECORDS, read_records
+from export.papers.experiment import RECORDS, keep_settings, read_records, run_experiment
 from export.papers.looped import MODEL
 from export.papers.looped.baselines import BASELINES
 from export.papers.looped.measure import TaskResult, error_path, pair_errors, stopping_of
 from export.papers.looped.model import PromptTransformer, Trajectory
+from export.papers.looped.options import LoopedOptions
 from export.papers.looped.prompts import draw_prompts
 from export.papers.looped.recipes import Curriculum, Rising, training_plan
-from export.papers.looped.run import group_name, open_runs, tasks_of
+from export.papers.looped.run import group_name, open_runs, tables_of, tasks_of
 from export.papers.looped.train import train_run
+from export.papers.looped.trainings import SETTINGS, Group, Trainings, TrainingsSettings, Tuning, main
 from export.training.checkpoint import save
 from export.training.intervals import Sample
 from export.training.provenance import provenance
@@ -98,6 +100,12 @@ def test_one_command_writes_records_report_and_figures_and_resumes(runs, tmp_pat
     assert max(list(solved.values())[5:]) < 1e-6 < min(list(solved.values())[:5])
     assert [list(group.by_seed) for group in linear.groups] == [["seed0", "seed1"], ["unlooped"], ["tied"]]
     assert list(linear.by_loops) == [linear.looped, "seed0", "seed1", "looped, L=1, D=8, no injection"]
+    assert [one.tolerance for one in linear.accelerated] == [one.tolerance for one in linear.stopping]
+    (equal,) = [table for table in tables_of(linear) if "equal" in table.title]
+    curve, unlooped = linear.by_loops[linear.looped], linear.groups[1].error.value
+    reached = [str(loops) for loops, error in enumerate(curve, 1) if error <= unlooped]
+    assert equal.rows[0] == (linear.looped, str(linear.groups[0].parameters), [*reached, "not in 32"][0])
+    assert not [table for table in tables_of(tree) if "equal" in table.title]
     ours = linear.groups[0]
     ratios = {one.other: one for one in linear.ratios}
     assert ratios["least squares"].after_all is None
@@ -124,6 +132,34 @@ def test_one_command_writes_records_report_and_figures_and_resumes(runs, tmp_pat
     assert (out / RECORDS).read_bytes().startswith(lines[1])
     with pytest.raises(UsageError, match=r"got runs.other None, expected runs.other"):
         invoke(looped, *arguments, runs / "other", *options)
+
+
+def test_trainings_take_the_rates_that_were_best_for_their_kind(tmp_path):
+    small = LoopedOptions(dim=8, layers=1, steps=3)
+    models = (small, msgspec.structs.replace(small, unlooped=True))
+    group, tuning = Group(("tree",), 1, models), Tuning(("linear",), models, (0.5, 1.0), 100, 64)
+    settings = TrainingsSettings(tuning, {"trees": group})
+    run_experiment(Trainings(settings, tmp_path), tmp_path, plots=False)
+    lines = [msgspec.json.decode(line) for line in (tmp_path / RECORDS).read_bytes().splitlines()]
+    assert len({line["record"]["error"] for line in lines}) == 4
+    for line, error in zip(lines, (1, 2, 2, 1), strict=True):
+        line["record"]["error"] = error
+    (tmp_path / RECORDS).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    experiment = Trainings(settings, tmp_path, ("trees",))
+    trained = run_experiment(experiment, tmp_path, plots=False)
+    names = ["tree-looped-layers1-dim8-steps3-0", "tree-unlooped-layers1-dim8-steps3-0"]
+    assert [(name, trained[name].rate) for name in list(trained)[4:]] == [*zip(names, (0.5, 1.0), strict=True)]
+    assert [row[-1] for row in experiment.tables(trained)[0].rows] == [0.5, 1.0]
+    runs = open_runs(tmp_path / "runs" / name for name in names)
+    usual = training_plan("linear", "small").stages[0].recipe.peak_learning_rate
+    assert f"peak_learning_rate={0.5 * usual}," in runs[0].training
+    gated = msgspec.structs.replace(small, injection="gated", dims=3)
+    more = TrainingsSettings(tuning, {"trees": msgspec.structs.replace(group, models=(*models, gated), seeds=2)})
+    parts = [part.name for part in Trainings(more, tmp_path, ("trees",)).parts()]
+    assert parts[4:8] == [*names, "tree-looped-gated-layers1-dim8-dims3-steps3-0", names[0].replace("-0", "-1")]
+    keep_settings(tmp_path, more, extensible=Trainings.extensible)
+    with pytest.raises(UsageError, match=r"--only: got trees, expected one of linear, sparse"):
+        main.callback(tmp_path, ("trees",), SETTINGS, None)
 
 
 def test_an_interval_of_ratios_counts_seeds_where_there_are_several():

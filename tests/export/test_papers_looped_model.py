@@ -30,12 +30,14 @@ from export.papers.looped.prompts import (
     GOLDEN,
     SPARSITY,
     TREE_DEPTH,
+    TUNING,
     VALIDATION,
     draw_prompts,
     generator_of,
     training_generator,
 )
 from export.papers.looped.recipes import Curriculum, Rising, Stage, training_plan
+from export.papers.looped.solvers import anderson
 from export.papers.looped.train import PromptObjective
 from export.training.recipe import Recipe
 
@@ -67,7 +69,7 @@ def test_values_have_the_variance_of_the_normaliser(name):
 
 
 def test_every_purpose_and_every_stage_of_a_training_draws_prompts_of_its_own():
-    purposes = (EVALUATION, VALIDATION, GOLDEN)
+    purposes = (EVALUATION, VALIDATION, GOLDEN, TUNING)
     generators = [generator_of(seed) for seed in purposes]
     generators += [training_generator(*one) for one in product((0, 1, 2**32), (0, 1), (0, 1, 1000))]
     first = {float(draw_prompts("linear", 1, 2, 3, generator).ys[0, 0]) for generator in generators}
@@ -204,7 +206,7 @@ def test_a_training_resumes_no_other_injection_though_the_weights_are_equal():
     assert first == again != other
 
 
-@pytest.mark.parametrize("injection", ["add", "none", None])
+@pytest.mark.parametrize("injection", ["add", "multiply", "gated", "none", None])
 def test_the_loss_has_gradients_from_the_last_loops_only(injection):
     model, (xs, ys) = make_model(injection=injection), make_prompts()
     whole, truncated = model(xs, ys, loops=5), model(xs, ys, loops=5, graded=2)
@@ -262,8 +264,33 @@ def test_a_prompt_stops_where_its_state_has_settled():
     assert (path.stopped(0.0)[1] == 40).all()
 
 
-def test_the_graphs_compute_the_loops_of_prompts_of_any_length_side_by_side():
-    model = make_model()
+def test_injections_are_those_of_their_formulas():
+    (xs, ys), read = make_prompts(), []
+    for injection in ("add", "multiply", "gated"):
+        model = make_model(injection=injection)
+        prompt = model.embed(xs, ys)
+        state = torch.randn(prompt.shape, generator=torch.Generator().manual_seed(1))
+        handle = model.layers[0].register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+        model.step(state, prompt)
+        handle.remove()
+        gate = model.gate(torch.cat([state, prompt], dim=2)).sigmoid() if model.gate else 0
+        wanted = {"add": state + prompt, "multiply": state * prompt, "gated": gate * state + (1 - gate) * prompt}
+        torch.testing.assert_close(read[-1] - model.position.weight[:12], wanted[injection])
+        first = model.first_state(prompt)
+        assert (first == (injection == "multiply")).all()
+
+
+def test_acceleration_reaches_the_same_fixed_point_in_fewer_loops():
+    model, (xs, ys) = contraction(), make_prompts(32)
+    plain, faster = (solve(model, xs, ys[:, :-1], 60) for solve in (trajectory, anderson))
+    np.testing.assert_allclose(faster.predictions[-1], plain.predictions[-1], rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(faster.predictions[0], plain.predictions[0])
+    assert faster.stopped(1e-4)[1].mean() < 0.8 * plain.stopped(1e-4)[1].mean()
+
+
+@pytest.mark.parametrize("injection", ["add", "multiply", "gated", "none"])
+def test_the_graphs_compute_the_loops_of_prompts_of_any_length_side_by_side(injection):
+    model = make_model(injection=injection)
     long, short = make_prompts(1), make_prompts(1, points=3, seed=1)
     embed, step = Embed(model), StepGraph(model)
     state, prompt, last = torch.zeros(2, 11, 16), torch.zeros(2, 11, 16), torch.tensor([[10], [4]])
@@ -276,6 +303,16 @@ def test_the_graphs_compute_the_loops_of_prompts_of_any_length_side_by_side():
             path = trajectory(model, xs, ys[:, :-1], loops)
             assert prediction[row].item() == pytest.approx(path.predictions[-1, 0], rel=1e-4, abs=1e-6)
             assert residual[row].item() == pytest.approx(path.residuals[-1, 0], rel=1e-4, abs=1e-6)
+
+
+def test_more_dimensions_have_more_pairs_and_a_curriculum_as_long():
+    five, ten = (training_plan("linear", "small", dims=dims, rate=rate) for dims, rate in ((None, 1), (10, 2)))
+    assert [(plan.config.dims, plan.config.points) for plan in (five, ten)] == [(5, 11), (10, 21)]
+    for solve, step in product((five.stages[0], ten.stages[0]), (0, solve_end := 899, solve_end + 1)):
+        dims = solve.curriculum.dims
+        assert dims.at(step) == 2 if step == 0 else (dims.at(step) == dims.end) is (step > solve_end)
+    rates = [[stage.recipe.peak_learning_rate for stage in plan.stages] for plan in (five, ten)]
+    assert rates[1] == [2 * rate for rate in rates[0]]
 
 
 @pytest.mark.parametrize("injection", ["add", None])

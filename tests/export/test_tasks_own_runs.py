@@ -26,7 +26,7 @@ from export.data.tokens import load_tokenizer
 from export.errors import DataError
 from export.finetune.models import open_model
 from export.finetune.predictions import read_predictions
-from export.papers.adaptive.run import MechanismRecord
+from export.papers.adaptive.tables import MechanismRecord
 from export.papers.experiment import read_records
 from export.training.runs import CONFIG, REPORT, read_config
 from tests.support.commands import shown

@@ -8,6 +8,7 @@ import torch
 from edge.bundles.bundle import Bundle
 from edge.bundles.steps import WindowShape
 from edge.errors import UsageError
+from export.cli.compare import compare
 from export.cli.export import export
 from export.cli.finetune import finetune
 from export.cli.reduce import reduce
@@ -19,6 +20,9 @@ from export.finetune.predictions import read_predicted
 from export.finetune.questions import SQUAD, Answers, exact_match, extract, normalised, token_f1
 from export.finetune.run import prepare
 from export.models.heads import SpanClassifier
+from export.papers.adaptive.runs import open_compared
+from export.papers.adaptive.tables import MechanismRecord
+from export.papers.experiment import read_records
 from tests.support.sample_requests import column
 from tests.support.stock_client import served_bundles
 from tests.support.task_data import NEUTRAL, invoke, make_tokenizer, make_transformer, real, write_model
@@ -176,6 +180,21 @@ def test_the_run_records_and_rebuilds_the_model(place):
     assert kept.texts.tolist() == again.texts.tolist()
     assert kept.questions.tolist() == [question.id for question in data.dev["dev"].questions]
     assert (kept.texts == "good").mean() > 0.8
+
+
+def test_mechanisms_are_compared_by_the_answers_of_their_texts(place, tmp_path):
+    options = ("--only", "uniform", "--only", "budget", "--limit", 16, "--keep-runs", "--no-plots")
+    invoke(compare, place / "SQuAD", *options, "--out", tmp_path / "out")
+    records = read_records(tmp_path / "out", MechanismRecord)
+    for name, record in records.items():
+        kept = read_predicted(Answers, tmp_path / "out" / "runs" / name, "dev")
+        assert (record.metric, record.answers, record.int8) == ("mean of f1", tuple(kept.f1), None)
+    full, uniform, budget = records.values()
+    assert np.mean(full.answers) > 0.8
+    assert uniform.speeds[-2].bound > 1 > budget.speeds[-2].bound
+    head = open_compared(tmp_path / "out" / "runs" / "uniform-seed0").head
+    assert isinstance(head, SpanClassifier)
+    assert head.transformer.layers[0].attention.head_dim == 8
 
 
 def test_a_stock_client_gets_answers_of_a_run_and_on_request_its_logits(place, tmp_path):

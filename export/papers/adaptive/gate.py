@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from export.models.heads import SequenceClassifier
+from export.models.heads import Head
 from export.models.transformer import Layer, LayerShape, TransformerConfig
 from export.papers.adaptive.attention import THRESHOLD, soft_gate, straight_through
+
+HeadT = TypeVar("HeadT", bound=Head)
 
 
 class GatedLayer(Layer):
@@ -54,7 +57,7 @@ def _skip(x: Tensor, mask: Tensor | None, keep: Tensor) -> Tensor:
     return x.clone()  # a branch may not return its input
 
 
-def gated_model(model: SequenceClassifier, scorer_of: Callable[[int, int], nn.Module]) -> SequenceClassifier:
+def gated_model(model: HeadT, scorer_of: Callable[[int, int], nn.Module]) -> HeadT:
     """Return a copy of a model with a gate on every layer.
 
     Args:

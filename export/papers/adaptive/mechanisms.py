@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from export.data.tokens import Batch, Encoded, sorted_batches
 from export.models.attention import MultiHeadAttention
-from export.models.heads import SequenceClassifier
+from export.models.heads import Head
 from export.papers.adaptive.attention import AdaptiveMode
 from export.papers.adaptive.gate import gated_model
+from export.papers.adaptive.linformer import RATIO, with_linformer
 from export.papers.adaptive.scores import (
     GivenScores,
     GlobalScores,
@@ -49,7 +50,7 @@ class SharedInputs:
         share: of attention to keep, for mechanisms that have a choice.
     """
 
-    dense: SequenceClassifier
+    dense: Head
     calibration: Encoded
     seed: int
     state: Path
@@ -63,7 +64,7 @@ class SharedInputs:
 class ChangedModel(NamedTuple):
     """A changed model, and the mean share of its heads that is left if training does not change it."""
 
-    model: SequenceClassifier
+    model: Head
     kept: float = 1.0
 
 
@@ -85,14 +86,16 @@ class Mechanism:
         shrink: returns smaller matrices with the same outputs; None if there are none.
         calibrated: whether it needs more calibration tokens than the widest layer has features.
         modules: returns a copy of a model with the same modules as that of ``make``; None for a plain transformer.
+        passes: epochs for each one of the others, for weights that start untrained.
     """
 
     what: str
     make: Callable[[SharedInputs], ChangedModel]
     train: _Training = _no_loss
-    shrink: Callable[[SequenceClassifier], SequenceClassifier] | None = None
+    shrink: Callable[[Head], Head] | None = None
     calibrated: bool = False
-    modules: Callable[[SequenceClassifier], SequenceClassifier] | None = None
+    modules: Callable[[Head], Head] | None = None
+    passes: int = 1
 
 
 def random_scores(heads: int, share: float, generator: torch.Generator) -> Tensor:
@@ -118,7 +121,6 @@ def _attention_plan(shared: SharedInputs) -> ChangedModel:
     assert chosen is not None, "shares are whole numbers of bins"
     plan = plan_of(config, [grid.shape(option, 0, dense) for option in chosen])
     reduced = apply_plan(shared.dense, shared.calibration, plan, state=state)
-    assert isinstance(reduced.model, SequenceClassifier)
     left = sum(shape.num_heads * shape.head_dim for shape in reduced.plan.shapes)
     return ChangedModel(reduced.model, left / sum(shape.num_heads * shape.head_dim for shape in config.layers))
 
@@ -128,7 +130,7 @@ def _scored(
     mode: AdaptiveMode,
     scorer_of: Callable[[int, float], _ScorerOf],
     train: _Training = _no_loss,
-    shrink: Callable[[SequenceClassifier], SequenceClassifier] | None = None,
+    shrink: Callable[[Head], Head] | None = None,
 ) -> Mechanism:
     """Return a mechanism that scores heads; ``scorer_of`` takes the seed and the share to keep."""
 
@@ -144,7 +146,7 @@ def _at_random(seed: int, share: float) -> _ScorerOf:
     return lambda attention, number: GivenScores(random_scores(attention.num_heads, share, generator))
 
 
-def _gated(model: SequenceClassifier, seed: int) -> SequenceClassifier:
+def _gated(model: Head, seed: int) -> Head:
     return gated_model(
         model, lambda dim, number: new_scorer(dim, 1, _POOLED_SHARE, seed=1000 * seed + number, pooled=True)
     )
@@ -186,6 +188,12 @@ MECHANISMS = {
         "budget",
         lambda seed, share: scorers(seed, share=_POOLED_SHARE, pooled=True),
         lambda shared: Target(shared.share),
+    ),
+    "linformer": Mechanism(
+        "a quarter of the keys and values, twice the epochs",
+        lambda shared: ChangedModel(with_linformer(shared.dense), 1 / RATIO),
+        modules=with_linformer,
+        passes=2,
     ),
     "skip": Mechanism(
         "half of the layers, by input",

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from export.finetune.models import MODEL, OpenedModel, head_of, open_model
-from export.models.heads import Head, SequenceClassifier
+from export.models.heads import Head, SequenceClassifier, SpanClassifier
 from export.papers.adaptive.mechanisms import MECHANISMS
 
 _PREFIX = "adaptive-"
@@ -30,13 +30,12 @@ def open_compared(directory: Path) -> OpenedModel:
     if found.config is None or not found.config.model.startswith(_PREFIX):
         return found
     shrink = MECHANISMS[found.config.model.removeprefix(_PREFIX)].shrink
-    assert isinstance(found.head, SequenceClassifier)
     return replace(found, head=shrink(found.head)) if shrink else found
 
 
 def _new(mechanism: str, **arguments: Any) -> Head:
     head, modules = head_of(**arguments), MECHANISMS[mechanism].modules
     assert modules is not None
-    if not isinstance(head, SequenceClassifier):
+    if not isinstance(head, SequenceClassifier | SpanClassifier):
         raise TypeError("no classifier of texts")  # export.training.checkpoint expects this of wrong arguments
     return modules(head)

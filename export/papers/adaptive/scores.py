@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import TypeVar, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +18,12 @@ from edge.errors import Raw
 from export.data.tokens import Batch
 from export.errors import ReductionError
 from export.models.attention import MultiHeadAttention
-from export.models.heads import Head
 from export.papers.adaptive.attention import FIRST_SCORE_LOGIT, AdaptiveAttention, AdaptiveMode, HeadScorer, hard_keep
-from export.papers.adaptive.gate import GatedLayer
+from export.papers.adaptive.gate import GatedLayer, HeadT
 from export.reduce.algebra import blocks, fill, heads_of, joined, query_key_factors, value_output_factors
 from export.reduce.calibration import AttentionStatistics, attention_statistics, check_calibration, check_original
 from export.reduce.states import after_feed_forward, embedded, layers_of
 
-HeadT = TypeVar("HeadT", bound=Head)
 #: Widths of heads are rounded up to a multiple of this, so that few groups result.
 WIDTH_STEP = 8
 

@@ -5,7 +5,7 @@ Errors are squared, and divided by the variance of the values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -16,6 +16,7 @@ from edge.datatypes import Array
 from export.papers.looped.baselines import BASELINES, predict_after
 from export.papers.looped.model import PromptTransformer, Trajectory, trajectory
 from export.papers.looped.prompts import EVALUATION, FUNCTION_CLASSES, Prompts, draw_prompts, generator_of
+from export.papers.looped.solvers import anderson
 from export.training.intervals import Mean, Sample
 from export.training.provenance import Processor, processor
 
@@ -108,6 +109,7 @@ class TaskResult(msgspec.Struct, frozen=True):
     Attributes:
         by_pairs: mean errors after so many pairs, by main group or baseline.
         by_loops: mean errors after 1, 2, … loops, by looped group or run.
+        accelerated: as ``stopping``, by :func:`export.papers.looped.solvers.anderson`; empty in earlier records.
     """
 
     function: str
@@ -121,6 +123,7 @@ class TaskResult(msgspec.Struct, frozen=True):
     ratios: tuple[Ratio, ...]
     stopping: tuple[Stopping, ...]
     processor: Processor
+    accelerated: tuple[Stopping, ...] = ()
 
     def known_ratio(self, ratio: Ratio) -> Mean | float | None:
         """Return the ratio's ``known``; of an earlier record, that of its mean errors, without an interval."""
@@ -172,6 +175,10 @@ def measure(task: FunctionTask, number: int, loops: int) -> TaskResult:
         ),
         stopping=stopping_of(paths, normaliser),
         processor=processor(),
+        accelerated=stopping_of(
+            [error_path(run.model, prompts, _STOPPED_LOOPS, anderson) for run in task.groups.get(str(looped), [])],
+            normaliser,
+        ),
     )
 
 
@@ -206,9 +213,11 @@ def pair_errors(model: PromptTransformer, prompts: Prompts, loops: int) -> Array
     return np.concatenate(chunks)
 
 
-def error_path(model: PromptTransformer, prompts: Prompts, loops: int) -> Trajectory:
+def error_path(
+    model: PromptTransformer, prompts: Prompts, loops: int, solve: Callable[..., Trajectory] = trajectory
+) -> Trajectory:
     """Return the squared errors at the last point in place of predictions, and the residuals, [loops, N]."""
-    chunks = [trajectory(model, xs, ys[:, :-1], loops) for xs, ys in _chunks(prompts)]
+    chunks = [solve(model, xs, ys[:, :-1], loops) for xs, ys in _chunks(prompts)]
     predictions, residuals = (np.concatenate(arrays, axis=1) for arrays in zip(*chunks, strict=True))
     return Trajectory((predictions - prompts.ys[:, -1].numpy()) ** 2, residuals)
 

@@ -6,8 +6,10 @@ layers M again and again, and injects the prompt P before each loop:
 
     Y_0 = 0,   Y_(t+1) = M(Y_t + P)
 
-Without an injection, the weights are tied and the prompt is only the start: Y_0 = P. The residual of a loop is the
-change of the last two tokens, the last pair's value and the point to predict: ‖Y_(t+1) - Y_t‖ / ‖Y_(t+1)‖.
+That is the paper's injection, ``add``. Two others are ``multiply``, M(Y_t * P) with Y_0 = 1, and ``gated``,
+M(g * Y_t + (1 - g) * P) with Y_0 = 0 and g = sigmoid(W [Y_t, P] + b). Without an injection, the weights are tied and
+the prompt is only the start: Y_0 = P. The residual of a loop is the change of the last two tokens, the last pair's
+value and the point to predict: ‖Y_(t+1) - Y_t‖ / ‖Y_(t+1)‖.
 
 A served model has two graphs: one embeds prompts, one runs a single loop of several at once. A device keeps the state
 between loops, so that no graph contains ONNX's ``Loop``, which TensorRT and ONNX Runtime can only run as a whole.
@@ -29,7 +31,7 @@ from edge.datatypes import Array
 from export.models.convert import to_onnx
 from export.models.transformer import Layer, LayerShape, TransformerConfig
 
-Injection = Literal["add", "none"]
+Injection = Literal["add", "multiply", "gated", "none"]
 #: Tokens whose change is the residual.
 RESIDUAL_TOKENS = 2
 #: Names of the tensors of the served graphs, and the dynamic dimensions of the inputs.
@@ -91,6 +93,7 @@ class PromptTransformer(nn.Module):
         self.layers = nn.ModuleList(Layer(config.transformer, shape) for shape in config.shapes)
         self.final_norm = nn.LayerNorm(config.dim, eps=config.transformer.norm_eps)
         self.read_out = nn.Linear(config.dim, 1)
+        self.gate = nn.Linear(2 * config.dim, config.dim) if config.injection == "gated" else None
         # GPT-2: N(0, 0.02), and smaller for the projections onto the residual stream.
         for name, parameter in self.layers.named_parameters():
             if name.endswith("weight") and parameter.dim() > 1:
@@ -114,16 +117,26 @@ class PromptTransformer(nn.Module):
 
     def first_state(self, prompt: Tensor) -> Tensor:
         """Return Y_0, [N, T, D]."""
-        return torch.zeros_like(prompt) if self.config.injection == "add" else prompt
+        if self.config.injection in ("add", "gated"):
+            return torch.zeros_like(prompt)
+        return torch.ones_like(prompt) if self.config.injection == "multiply" else prompt
 
     def step(self, state: Tensor, prompt: Tensor) -> Tensor:
         """Return Y_(t+1), [N, T, D], for Y_t and P."""
-        x = state + prompt if self.config.injection == "add" else state
-        x = x + self.position.weight[: prompt.shape[1]]
+        x = self._injected(state, prompt) + self.position.weight[: prompt.shape[1]]
         for layer in self.layers:
             x = layer(x)
         normalised: Tensor = self.final_norm(x)
         return normalised
+
+    def _injected(self, state: Tensor, prompt: Tensor) -> Tensor:
+        if self.config.injection == "add":
+            return state + prompt
+        if self.config.injection == "multiply":
+            return state * prompt
+        if self.gate is not None:
+            return torch.lerp(prompt, state, self.gate(torch.cat([state, prompt], dim=-1)).sigmoid())
+        return state
 
     def predict(self, state: Tensor) -> Tensor:
         """Return the predictions at all points, [N, n], of a state [N, 2n, D] or [N, 2n - 1, D]."""
@@ -171,6 +184,13 @@ class Trajectory(NamedTuple):
         return self.predictions[first, range(len(first))], first + 1
 
 
+def residual_of(state: Tensor, next_state: Tensor) -> Tensor:
+    """Return the residuals [N] of a loop between two states [N, T, D]."""
+    change, size = (x[:, -RESIDUAL_TOKENS:].flatten(1).norm(dim=1) for x in (next_state - state, next_state))
+    residual: Tensor = change / size
+    return residual
+
+
 @torch.no_grad()
 def trajectory(model: PromptTransformer, xs: Tensor, ys: Tensor, loops: int) -> Trajectory:
     """Run a number of loops, of an unlooped model one; arguments as of ``PromptTransformer.forward``."""
@@ -179,9 +199,8 @@ def trajectory(model: PromptTransformer, xs: Tensor, ys: Tensor, loops: int) -> 
     predictions, residuals = [], []
     for _ in range(loops):
         previous, state = state, model.step(state, prompt)
-        change, size = (x[:, -RESIDUAL_TOKENS:].flatten(1).norm(dim=1) for x in (state - previous, state))
         predictions.append(model.predict(state)[:, -1])
-        residuals.append(change / size)
+        residuals.append(residual_of(previous, state))
     return Trajectory(torch.stack(predictions).cpu().numpy(), torch.stack(residuals).cpu().numpy())
 
 

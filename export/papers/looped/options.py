@@ -32,6 +32,8 @@ class LoopedOptions(msgspec.Struct, frozen=True):
     unlooped: bool = False
     layers: int | None = None
     dim: int | None = None
+    dims: int | None = None
+    rate: float = 1.0
     steps: int | None = None
     stages: int | None = None
     precision: str = "fp32"
@@ -63,13 +65,23 @@ looped_options = grouped_options(
         ),
         click.option(
             "--injection",
-            type=click.Choice(["add", "none"]),
-            help="Looped models: whether each loop takes the prompt in.  [default: add]",
+            type=click.Choice(["add", "multiply", "gated", "none"]),
+            help="Looped models: how each loop takes the prompt in.  [default: add]",
         ),
         click.option("--unlooped", is_flag=True, help="Looped models: train twelve layers that run once instead."),
         click.option("--layers", type=click.IntRange(1, 48), help="Looped models: layers.  [default: 1; unlooped 12]"),
         click.option(
             "--dim", type=click.IntRange(8, 4096), help="Looped models: width of a token.  [default: 64; paper 256]"
+        ),
+        click.option(
+            "--dims", type=click.IntRange(2, 100), help="Looped models: dimensions of a point.  [default: 5; paper 20]"
+        ),
+        click.option(
+            "--rate",
+            type=click.FloatRange(0, min_open=True),
+            default=1.0,
+            show_default=True,
+            help="Looped models: learning rates, in units of the size's.",
         ),
         click.option(
             "--steps",
@@ -101,7 +113,14 @@ def train_looped(
     injection: Any = None if options.unlooped else options.injection or "add"
     size: Any = options.size
     plan = training_plan(
-        function, size, injection=injection, layers=options.layers, dim=options.dim, steps=options.steps
+        function,
+        size,
+        injection=injection,
+        layers=options.layers,
+        dim=options.dim,
+        steps=options.steps,
+        dims=options.dims,
+        rate=options.rate,
     )
     if options.stages and options.stages > len(plan.stages):
         expected = f"at most {len(plan.stages)}, the stages of this plan"

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from edge.datatypes import Array
 
-#: Seeds of the prompts that evaluate a model, choose its best epoch, and check a bundle. torch's generator on the CPU
-#: reads the low 32 bits of a seed; training steps set the highest.
-EVALUATION, VALIDATION, GOLDEN = 0, 1000, 1001
+#: Seeds of the prompts that evaluate a model, choose its best epoch, check a bundle, and choose learning rates. torch's
+#: generator on the CPU reads the low 32 bits of a seed; training steps set the highest.
+EVALUATION, VALIDATION, GOLDEN, TUNING = 0, 1000, 1001, 1002
 #: Coordinates of a sparse linear function that are not zero.
 SPARSITY = 3
 TREE_DEPTH = 4

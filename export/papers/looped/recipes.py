@@ -83,12 +83,16 @@ def training_plan(
     layers: int | None = None,
     dim: int | None = None,
     steps: int | None = None,
+    dims: int | None = None,
+    rate: float = 1.0,
 ) -> TrainingPlan:
     """Return how to train a model on a function class.
 
     Args:
         injection: None is an unlooped model, with twelve layers by default; a looped one has one.
         steps: of the first stage, in place of the size's; the rest keeps its proportion.
+        dims: d, in place of the size's; prompts of the small size have pairs in proportion.
+        rate: the peak learning rates of all stages, in units of the size's.
 
     Raises:
         UsageError: the width cannot be shared by the heads.
@@ -99,26 +103,40 @@ def training_plan(
     if dim % heads:
         fix = f"Give --dim {max(1, dim // heads) * heads}."
         raise UsageError("--dim", given=dim, expected=f"a multiple of the {heads} heads", fix=fix)
-    return make(function, injection, layers, dim, steps)
+    plan = make(function, injection, layers, dim, steps, dims)
+    return replace(plan, stages=tuple(_faster(stage, rate) for stage in plan.stages))
 
 
-def _small(function: str, injection: Injection | None, layers: int, dim: int, steps: int | None) -> TrainingPlan:
+def _faster(stage: Stage, rate: float) -> Stage:
+    recipe = stage.recipe
+    return replace(stage, recipe=replace(recipe, peak_learning_rate=rate * recipe.peak_learning_rate))
+
+
+def _small(
+    function: str, injection: Injection | None, layers: int, dim: int, steps: int | None, dims: int | None
+) -> TrainingPlan:
     """Five dimensions and ten pairs; 20 pairs for trees and networks, which need more.
 
     The first stage finds a solution within few loops; the second, with drawn numbers of loops, makes it a fixed point.
     """
-    pairs = {"linear": 10, "sparse": 10}.get(function, 20)
-    config = PromptConfig(dims=5, points=pairs + 1, dim=dim, shapes=gpt2_shapes(dim, 4, layers), injection=injection)
+    dims = dims or 5
+    short = function in ("linear", "sparse")
+    pairs = (2 if short else 4) * dims
+    config = PromptConfig(dims=dims, points=pairs + 1, dim=dim, shapes=gpt2_shapes(dim, 4, layers), injection=injection)
     steps = steps or 1500
     interval = max(1, steps // 5)
-    dims, points = Rising(2, 5, 1, interval), Rising(5, pairs + 1, 2 if pairs == 10 else 4, interval)
+    # Of d dimensions, 2 are the first; both grow in three or four steps.
+    curriculum = Curriculum(
+        Rising(2, dims, -(-(dims - 2) // 3), interval),
+        Rising(5, pairs + 1, -(-(pairs - 4) // (3 if short else 4)), interval),
+    )
     if injection is None:
         # 5,000 steps of 12 layers, with gradients in all, cost what both stages of a looped model do; those of fewer
         # layers cost less.
         recipe = replace(_SMALL, peak_learning_rate=3e-3) if layers < 4 else _SMALL
-        return TrainingPlan(config, (_stage("unlooped", steps * 10 // 3, recipe, Curriculum(dims, points), 1),))
-    solve = Curriculum(dims, points, Rising(6, 12, 2, interval), window=6)
-    settle = Curriculum(Rising(5, 5), Rising(pairs + 1, pairs + 1), Rising(30, 30), window=8, drawn_loops=8)
+        return TrainingPlan(config, (_stage("unlooped", steps * 10 // 3, recipe, curriculum, 1),))
+    solve = replace(curriculum, loops=Rising(6, 12, 2, interval), window=6)
+    settle = Curriculum(Rising(dims, dims), Rising(pairs + 1, pairs + 1), Rising(30, 30), window=8, drawn_loops=8)
     stages = (
         _stage("solve", steps, replace(_SMALL, peak_learning_rate=5e-3, schedule="constant"), solve, 12),
         # On linear functions, half this rate makes errors 1.8 times as large, a quarter of it 3.2 times, and twice this
@@ -128,20 +146,22 @@ def _small(function: str, injection: Injection | None, layers: int, dim: int, st
     return TrainingPlan(config, stages)
 
 
-def _paper(function: str, injection: Injection | None, layers: int, dim: int, steps: int | None) -> TrainingPlan:
+def _paper(
+    function: str, injection: Injection | None, layers: int, dim: int, steps: int | None, dims: int | None
+) -> TrainingPlan:
     """Twenty dimensions, the curricula of Garg et al. 2022 and of the paper's public code, 500,000 steps."""
     long = function in ("tree", "relu")
     config = PromptConfig(
-        dims=20, points=101 if long else 41, dim=dim, shapes=gpt2_shapes(dim, 8, layers), injection=injection
+        dims=dims or 20, points=101 if long else 41, dim=dim, shapes=gpt2_shapes(dim, 8, layers), injection=injection
     )
     steps = steps or 500_000
     interval, of_loops = (max(1, of * steps // 500_000) for of in (2000 if injection is None else 5000, 500))
-    dims = Rising(5, 20, 1, interval)
+    active = Rising(5, config.dims, 1, interval)
     points = Rising(26, 101, 5, interval) if long else Rising(11, 41, 2, interval)
     window, loops = _LOOPS[function]
-    curriculum = Curriculum(dims, points)
+    curriculum = Curriculum(active, points)
     if injection:
-        curriculum = Curriculum(dims, points, Rising(window, loops, 2, of_loops), window=window)
+        curriculum = Curriculum(active, points, Rising(window, loops, 2, of_loops), window=window)
     return TrainingPlan(config, (_stage("paper", steps, _PAPER, curriculum, curriculum.loops.end, 0),))
 
 

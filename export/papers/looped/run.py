@@ -13,7 +13,7 @@ from edge.errors import Raw, UsageError
 from edge.files import sha256
 from export.papers.experiment import Experiment, Part
 from export.papers.looped.figures import draw
-from export.papers.looped.measure import FunctionTask, TaskResult, TrainedRun, measure
+from export.papers.looped.measure import FunctionTask, Stopping, TaskResult, TrainedRun, measure
 from export.papers.looped.model import PromptConfig
 from export.papers.looped.prompts import FUNCTION_CLASSES
 from export.papers.looped.train import load_run
@@ -119,20 +119,41 @@ def tables_of(task: TaskResult) -> list[Table]:
             ("loops", *map(str, columns)),
             [(model, *(_number(curve[at - 1]) for at in columns)) for model, curve in task.by_loops.items()],
         ),
+        equal_table(f"{name}: loops to equal models that run once", task),
         Table(
             f"{name}: {task.looped} over the others",
             ("other", "seeds", "ratio after all pairs", f"ratio of means from {task.dims} pairs on"),
             [(one.other, seeds_of(*one.seeds), one.after_all, task.known_ratio(one)) for one in task.ratios],
             2,
         ),
-        Table(
-            f"{name}: loops that stop by their residual",
-            ("tolerance", "mean loops", "90th percentile", "error"),
-            [(one.tolerance, f"{one.mean_loops:.1f}", f"{one.most:.0f}", _number(one.error)) for one in task.stopping],
-            0,
-        ),
+        _stopping_table(f"{name}: loops that stop by their residual", task.stopping),
+        _stopping_table(f"{name}: the same with Anderson acceleration", task.accelerated),
     ]
     return [table for table in tables if table.rows]
+
+
+def _stopping_table(title: str, stopping: Sequence[Stopping]) -> Table:
+    heads = ("tolerance", "mean loops", "90th percentile", "error")
+    rows = [(one.tolerance, f"{one.mean_loops:.1f}", f"{one.most:.0f}", _number(one.error)) for one in stopping]
+    return Table(title, heads, rows, 0)
+
+
+def equal_table(title: str, task: TaskResult) -> Table:
+    """Return how many loops each looped model needs for the error of each unlooped one; without these, no rows."""
+    unlooped = [one for one in task.groups if one.name not in task.by_loops]
+    looped = [one for one in task.groups if one.name in task.by_loops and unlooped]
+    heads = ("model", "parameters", *(f"{one.name}: {_number(one.error.value)}" for one in unlooped))
+    rows = [
+        (one.name, f"{one.parameters:,}", *(_loops_to(of.error.value, task.by_loops[one.name]) for of in unlooped))
+        for one in looped
+    ]
+    return Table(title, heads, rows)
+
+
+def _loops_to(error: float, curve: Sequence[float]) -> str:
+    """Return the first number of loops whose error is at most another one, for people."""
+    reached = next((loops for loops, one in enumerate(curve, 1) if one <= error), None)
+    return f"not in {len(curve)}" if reached is None else str(reached)
 
 
 def seeds_of(*numbers: int) -> str:
@@ -184,13 +205,13 @@ def tasks_of(runs: Iterable[TrainedRun]) -> list[FunctionTask]:
 
 
 def group_name(config: PromptConfig) -> str:
-    """Return the name of the group of a model: its shape, and its injection unless that is a sum."""
+    """Return the name of the group of a model: its shape, and its injection unless that is ``add``."""
     first = config.shapes[0]
     words = ["unlooped" if config.injection is None else "looped", f"L={len(config.shapes)}", f"D={config.dim}"]
     if first.num_heads * first.head_dim != config.dim or first.ffn_dim != 4 * config.dim:
         words.append(f"{first.num_heads} heads of {first.head_dim}, {first.ffn_dim} units")
-    if config.injection == "none":
-        words.append("no injection")
+    if config.injection not in (None, "add"):
+        words.append("no injection" if config.injection == "none" else f"{config.injection} injection")
     return ", ".join(words)
 
 

@@ -27,8 +27,9 @@ from export.papers.looped.model import (
     step_onnx,
     unlooped_onnx,
 )
-from export.papers.looped.run import Looped, LoopedSettings, seeds_of
+from export.papers.looped.run import Looped, LoopedSettings, equal_table, seeds_of
 from export.papers.looped.tiers import PROGRAM, usual_files
+from export.papers.looped.trainings import TrainingRecord, TrainingsSettings, rates_table
 from export.report.drawing import write_figure
 from export.report.table import Table, with_tables, write_pages
 from export.training.intervals import Mean, Sample, with_interval
@@ -36,6 +37,8 @@ from export.training.intervals import Mean, Sample, with_interval
 _PAGE = Path(__file__).with_name("RESULTS.md")
 RESULTS = Path(__file__).with_name("results")
 _PREDICTED, _SIDE_BY_SIDE = RESULTS / "predicted.json", RESULTS / "predicted-unlooped.json"
+#: In the results, once the rates are chosen: settings and records of :mod:`export.papers.looped.trainings`.
+TRAININGS = "trainings"
 _PAIRS = (5, 6, 7, 8, 10, 15, 20)
 
 
@@ -44,7 +47,7 @@ def page_tables(
 ) -> dict[str, Table]:
     """Return the tables of RESULTS.md by record."""
     main, by_pairs = [], []
-    for task in records.values():
+    for task in _usual(records):
         errors = {one.name: one.error for one in task.groups}
         ratio = next(one for one in task.ratios if one.other == task.unlooped)
         cells = (_short(errors[str(name)]) for name in (task.looped, task.unlooped))
@@ -67,6 +70,7 @@ def page_tables(
         "records.jsonl#by-pairs": Table(
             "", ("function", *(f"after {pairs}" for pairs in _PAIRS), "mean from 5 on"), by_pairs
         ),
+        "records.jsonl#equal": equal_table("", records["linear-d5"]),
         "trials.json": _further(trials["further_prompts"]["errors"]),
         "precisions.json": Table(
             "",
@@ -83,6 +87,11 @@ def page_tables(
             2,
         ),
     }
+
+
+def _usual(records: Mapping[str, TaskResult]) -> list[TaskResult]:
+    """Return the tasks of five dimensions; the report has all."""
+    return [task for task in records.values() if task.dims == 5]
 
 
 def _further(errors: Mapping[str, Any]) -> Table:
@@ -114,6 +123,9 @@ def pages() -> dict[Path, str]:
         _PREDICTED.name: read_latencies(_PREDICTED).table(),
         _SIDE_BY_SIDE.name: _side_by_side(read_latencies(_SIDE_BY_SIDE)),
     }
+    if (RESULTS / TRAININGS).is_dir():
+        settings, trained = (RESULTS / TRAININGS, TrainingsSettings), (RESULTS / TRAININGS, TrainingRecord)
+        tables[TRAININGS] = rates_table(read_settings(*settings).tuning, read_records(*trained))._replace(title="")
     by_record = {f"export/papers/looped/results/{name}": table for name, table in tables.items()}
     page = with_tables(_PAGE.read_text(), "python -m export.papers.looped.tables", by_record)
     return {_PAGE: page, RESULTS / REPORT: report.page}
@@ -135,7 +147,7 @@ def predicted() -> PredictedLatencies:
 def predicted_unlooped() -> PredictedLatencies:
     """Predict an unlooped and a looped model of each function, with the mean loops to the tolerance of bundles."""
     predictions = []
-    for task in published().records.values():
+    for task in _usual(published().records):
         loops = next(one.mean_loops for one in task.stopping if one.tolerance == PROGRAM.tolerance)
         looped, files = _files(task.dims, task.points)
         for rows in (1, 64):

@@ -1,0 +1,168 @@
+"""The trainings behind the results: rates are chosen on prompts of their own, alike for both kinds of models.
+
+``python -m export.papers.looped.trainings --out DIR --only linear`` computes what has no record yet, the choice of the
+rates first. ``trainings.json`` lists all; ``fewheads looped DIR/runs/*`` compares the runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import click
+import msgspec
+from msgspec.structs import replace
+
+from edge.errors import Raw, UsageError
+from export.papers.experiment import Experiment, Part, compute_parts, read_records, report_experiment
+from export.papers.looped import PREFIX
+from export.papers.looped.measure import pair_errors
+from export.papers.looped.options import LoopedOptions, train_looped
+from export.papers.looped.prompts import FUNCTION_CLASSES, TUNING, draw_prompts, generator_of
+from export.papers.looped.run import open_runs
+from export.report.table import Table
+from export.training.runs import is_run
+from export.training.watch import Watch
+
+SETTINGS = Path(__file__).with_name("trainings.json")
+#: Directories of runs, those that choose the rates in the second.
+RUNS, _TUNED = "runs", "tuning"
+_TUNING = "tuning-"
+#: Options that names of runs do not spell out.
+_IN_KIND = ("unlooped", "injection")
+
+
+class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The choice of rates: each of ``rates`` for a looped and an unlooped model, on prompts that nothing else sees.
+
+    Function classes beside ``functions`` take the rates of the first of them, and other models those of these two.
+    """
+
+    functions: tuple[str, ...]
+    models: tuple[LoopedOptions, LoopedOptions]
+    rates: tuple[float, ...]
+    seed: int
+    prompts: int
+
+    def name(self, function: str, options: LoopedOptions) -> str:
+        """Return the name of one of its trainings."""
+        return f"{_TUNING}{name_of(function, options, self.seed)}"
+
+    def chosen(self, records: Mapping[str, TrainingRecord], function: str, *, unlooped: bool) -> float | None:
+        """Return the rate with the least error; None before all have one."""
+        function = function if function in self.functions else self.functions[0]
+        found = [records.get(self.name(function, replace(self.models[unlooped], rate=rate))) for rate in self.rates]
+        done = [record for record in found if record]
+        return min(done, key=lambda record: record.error).rate if len(done) == len(found) else None
+
+
+class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Trainings of each of some models on each of some function classes, with seeds from 0 on."""
+
+    functions: tuple[str, ...]
+    seeds: int
+    models: tuple[LoopedOptions, ...]
+
+
+class TrainingsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """See ``trainings.json``."""
+
+    tuning: Tuning
+    groups: dict[str, Group]
+
+
+class TrainingRecord(msgspec.Struct, frozen=True):
+    """The rate of a training, and the error on the prompts of the tuning after all pairs."""
+
+    rate: float
+    error: float
+
+
+class Trainings(Experiment[TrainingRecord]):
+    """The choice of the rates, and with names of ``groups`` also their trainings; ``out`` gets the runs."""
+
+    title, extensible, record = "Trainings of looped and unlooped transformers", ("groups.",), TrainingRecord
+
+    def __init__(self, settings: TrainingsSettings, out: Path, groups: Sequence[str] = ()) -> None:
+        self.settings: TrainingsSettings = settings
+        self._out, self._groups = out, groups
+
+    def parts(self) -> list[Part]:
+        """Return the trainings that choose the rates, then those of the groups, seed by seed."""
+        tuning, found = self.settings.tuning, list[Part]()
+        for function in tuning.functions:
+            for model in tuning.models:
+                for options in (replace(model, rate=rate) for rate in tuning.rates):
+                    found.append(Part(tuning.name(function, options), (function, options, tuning.seed)))
+        for group in (self.settings.groups[name] for name in self._groups):
+            for seed in range(group.seeds):
+                for function in group.functions:
+                    found += [Part(name_of(function, one, seed), (function, one, seed)) for one in group.models]
+        return found
+
+    def compute(self, part: Part, watch: Watch) -> TrainingRecord:
+        """Train and measure a model; an unfinished training resumes."""
+        function, options, seed = part.arguments
+        tunes = seed == self.settings.tuning.seed
+        if not tunes:
+            records = read_records(self._out, TrainingRecord)
+            rate = self.settings.tuning.chosen(records, function, unlooped=options.unlooped)
+            assert rate is not None, "the rates are chosen first"
+            options = replace(options, rate=rate)
+        run = self._out / (_TUNED if tunes else RUNS) / part.name
+        if not is_run(run):
+            train_looped(f"{PREFIX}{function}", run, options, watch, seed=seed, device="cpu", tensorboard=None)
+        (trained,) = open_runs([run])
+        shape = trained.model.config.points, trained.model.config.dims
+        prompts = draw_prompts(function, self.settings.tuning.prompts, *shape, generator_of(TUNING))
+        errors = pair_errors(trained.model, prompts, trained.loops)[:, -1]
+        return TrainingRecord(options.rate, float(errors.mean() / FUNCTION_CLASSES[function].normaliser(shape[1])))
+
+    def tables(self, records: Mapping[str, TrainingRecord]) -> list[Table]:
+        """Return the table of the tuning, and that of the trainings."""
+        rows = [(name, records[name].rate, records[name].error) for name in records if not name.startswith(_TUNING)]
+        tables = [rates_table(self.settings.tuning, records)]
+        tables += [Table("Trainings", ("run", "rate", "error on the prompts of the tuning"), rows)] if rows else []
+        return tables
+
+
+def name_of(function: str, options: LoopedOptions, seed: int) -> str:
+    """Return the name of a run: function class, kind, what differs from the usual model, and seed."""
+    usual, given = msgspec.structs.asdict(LoopedOptions()), msgspec.structs.asdict(options)
+    others = [f"{name}{value}" for name, value in given.items() if value != usual[name] and name not in _IN_KIND]
+    kind = "unlooped" if options.unlooped else "looped"
+    return "-".join([function, kind, *([options.injection] if options.injection else []), *others, str(seed)])
+
+
+def rates_table(tuning: Tuning, records: Mapping[str, TrainingRecord]) -> Table:
+    """Return the errors of all rates, and the chosen ones."""
+    rows = []
+    for function in tuning.functions:
+        for model in tuning.models:
+            found = [records.get(tuning.name(function, replace(model, rate=rate))) for rate in tuning.rates]
+            chosen = tuning.chosen(records, function, unlooped=model.unlooped)
+            kind = "unlooped" if model.unlooped else "looped"
+            rows.append((function, kind, *(one.error if one else None for one in found), chosen))
+    heads = ("function", "model", *(f"rate {rate:g}" for rate in tuning.rates), "chosen")
+    return Table("Errors by learning rate, in units of the usual one", heads, rows, 2)
+
+
+@click.command()
+@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Gets runs and records.")
+@click.option("--only", "groups", multiple=True, help="A group of the settings, repeatable; all by default.")
+@click.option("--settings", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=SETTINGS)
+@click.option("--jobs", type=click.IntRange(1), help="Trainings at a time, with a thread each; a core each by default.")
+def main(out: Path, groups: tuple[str, ...], settings: Path, jobs: int | None) -> None:
+    """Choose the rates, then train the models of the groups; the same command resumes."""
+    found = msgspec.json.decode(settings.read_bytes(), type=TrainingsSettings)
+    for name in groups:
+        if name not in found.groups:
+            given, expected = Raw(name), f"one of {', '.join(found.groups)}"
+            raise UsageError("--only", given=given, expected=expected, fix="Leave --only out for all of them.")
+    for experiment in (Trainings(found, out), Trainings(found, out, groups or tuple(found.groups))):
+        compute_parts(experiment, out, as_jobs=True, jobs=jobs)
+    report_experiment(experiment, out, plots=False)
+
+
+if __name__ == "__main__":
+    main()
