@@ -365,7 +365,7 @@ def test_batches_and_fingerprints_depend_on_all_that_a_training_does(backbone, c
 
 def test_a_step_in_chunks_takes_less_memory(tmp_path):
     settings = ChunkSettings(
-        vocabulary=20_000, width=8, dims=4, states=128, chunks=(0, 1000), repeats=1, processor=processor()
+        vocabulary=20_000, width=8, dims=4, states=512, chunks=(0, 1000), repeats=1, processor=processor()
     )
     compute_parts(ChunkMemory(settings), tmp_path, as_jobs=True, jobs=1)
     whole, chunked = (read_records(tmp_path, ChunkRecord)[f"chunk{chunk}-0"] for chunk in settings.chunks)

@@ -24,6 +24,7 @@ from export.generate.train import read_corpus
 from export.papers.backward.methods import ADAPTER, FROZEN, GROUPS, HEAD, METHODS, RULES, SHOWN, read_task, shown
 from export.papers.backward.mismatch import BEGINS, AdapterRecord, Mismatch, MismatchSettings, begin_of, moved_back
 from export.papers.backward.run import ComparisonSettings, HeadComparison, MethodRecord
+from export.papers.backward.tables import further, metrics_of
 from export.papers.backward.training import LowRankAdapter, Temperature, load_head, new_head, train_head
 from export.papers.experiment import read_records, read_settings
 from export.training.objective import Observer
@@ -331,7 +332,7 @@ def test_rules_choose_the_tokens_of_the_frozen_model(few):
     assert not rules & losses
 
 
-def test_few_examples_are_in_the_prompt_or_trained_on(few, data):
+def test_few_examples_are_in_the_prompt_or_trained_on(few, tmp_path):
     out, tables, base, task = few
     records = read_records(out, MethodRecord)
     names = {name for name in records if name.endswith("-8-examples")}
@@ -357,6 +358,12 @@ def test_few_examples_are_in_the_prompt_or_trained_on(few, data):
     records_of = [records[f"sums-backward-attention-seed{seed}-8-examples"] for seed in range(2)]
     means = [sum(record.losses) / sum(record.tokens) for record in records_of]
     assert losses[HEAD.name]["value"] == pytest.approx(np.mean(means))
+    shutil.copytree(out, tmp_path / "unseen")
+    (report,) = further(tmp_path).values()
+    of_losses, of_answers = metrics_of(report)
+    assert [row[0] for row in of_losses.rows] == 7 * [8] + 6 * [40]
+    assert {row[1] for row in of_losses.rows} == {*GROUPS["few"]}
+    assert {row[1] for row in of_answers.rows} == {*GROUPS["few"], *GROUPS["rules"]}
 
 
 ONE = Example("What is 1 plus 2?", "", "3")
