@@ -13,8 +13,7 @@ logits anew from the states, and the backward pass computes each chunk once more
 from __future__ import annotations
 
 import ctypes
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +32,6 @@ from export.papers.backward.training import RECIPE
 from export.papers.experiment import Experiment, Part
 from export.report.drawing import finish_axes, new_figure
 from export.report.table import Table
-from export.training.intervals import Mean
 from export.training.provenance import Processor
 from export.training.watch import Watch
 
@@ -109,11 +107,9 @@ class ChunkRecord(msgspec.Struct, frozen=True):
 
     Attributes:
         peak_bytes: the largest resident memory during the step, minus that before it.
-        seconds: of processor time.
     """
 
     peak_bytes: int
-    seconds: float
 
 
 class ChunkMemory(Experiment[ChunkRecord]):
@@ -134,8 +130,10 @@ class ChunkMemory(Experiment[ChunkRecord]):
         ]
 
     def compute(self, part: Part, watch: Watch) -> ChunkRecord:
-        """Make two steps with random states and weights: the first one is timed, and memory is that of the second."""
+        """Make two steps with random states and weights, of which the second is measured."""
         settings = self.settings
+        # Otherwise malloc keeps some of what is freed, as chance will have it.
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 2**16)
         torch.manual_seed(0)
         weight = torch.randn(settings.vocabulary, settings.width) / settings.width**0.5
         head = BackwardHead(
@@ -144,43 +142,37 @@ class ChunkMemory(Experiment[ChunkRecord]):
         hidden = torch.randn(settings.states, settings.width)
         targets = torch.randint(settings.vocabulary, (settings.states,))
         (chunk,) = part.arguments
-        started = time.process_time()
         _step(head, ReadOut(weight), hidden, targets, chunk)
-        seconds = time.process_time() - started
         head.zero_grad()
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_MMAP_THRESHOLD, 2**16)  # what is freed is returned, and not kept as chance will have it
-        libc.malloc_trim(0)
         before = MemorySampler().process_rss_bytes()
         Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
         _step(head, ReadOut(weight), hidden, targets, chunk)
         (peak,) = [of.size_bytes for of in MemorySampler().sample() if of.kind == "process_peak_rss"]
-        return ChunkRecord(peak - before, seconds)
+        return ChunkRecord(peak - before)
 
     def text(self, records: Mapping[str, ChunkRecord]) -> str:
         """Return how the results came about."""
         settings = self.settings
+        logits = 4 * settings.states * settings.vocabulary / _MIB
         return (
             f"Written by `fewheads language chunks`. A step forwards and backwards on {settings.states} states of "
             f"{settings.width} dimensions, with random weights in FP32 and a head of d = {settings.dims} over "
             f"{settings.vocabulary:,} tokens. Memory is the largest resident size of the process during the step minus "
-            f"that before it, which has the embeddings; the logits alone would be "
-            f"{4 * settings.states * settings.vocabulary / _MIB:.1f} MiB. Processor time is of one thread, beside "
-            f"other work.\n\nComputed on {settings.processor.name} ({settings.processor.described})."
+            f"that before it, which has the embeddings; the logits alone would be {logits:.1f} MiB.\n\n"
+            f"Computed on {settings.processor.name} ({settings.processor.described})."
         )
 
     def tables(self, records: Mapping[str, ChunkRecord]) -> list[Table]:
-        """Return the memory and the processor time of each size, means with the smallest and the largest."""
-        rows = []
-        for chunk, some in self._by_chunk(records).items():
-            memory, seconds = [one.peak_bytes / _MIB for one in some], [one.seconds for one in some]
-            rows.append((f"{chunk:,}" if chunk else "all at once", _range(memory), _range(seconds)))
-        return [Table("A step", ("tokens in a chunk", "memory, MiB", "processor time, s"), rows)]
+        """Return the memory of each size."""
+        rows = [
+            (f"{chunk:,}" if chunk else "all, without chunks", mebibytes)
+            for chunk, mebibytes in self._by_chunk(records).items()
+        ]
+        return [Table("Memory of a step", ("tokens in a chunk", "MiB"), rows)]
 
     def figures(self, records: Mapping[str, ChunkRecord]) -> dict[str, Figure]:
         """Return the memory by the size of the chunks."""
-        by_chunk = self._by_chunk(records)
-        peaks = {chunk: float(np.mean([one.peak_bytes for one in some])) / _MIB for chunk, some in by_chunk.items()}
+        peaks = self._by_chunk(records)
         figure = new_figure(6, 4, without="give --no-plots")
         axes = figure.subplots()
         sizes = sorted(chunk for chunk in peaks if chunk)
@@ -190,12 +182,13 @@ class ChunkMemory(Experiment[ChunkRecord]):
         finish_axes(axes, xlabel="tokens in a chunk", ylabel="memory of a step, MiB", xscale="log", ylim=(0, None))
         return {"memory": figure}
 
-    def _by_chunk(self, records: Mapping[str, ChunkRecord]) -> dict[int, list[ChunkRecord]]:
-        found: dict[int, list[ChunkRecord]] = {}
+    def _by_chunk(self, records: Mapping[str, ChunkRecord]) -> dict[int, float]:
+        """Return the mean of the repeats, in MiB."""
+        found: dict[int, list[int]] = {}
         for part in self.parts():
             if part.name in records:
-                found.setdefault(part.arguments[0], []).append(records[part.name])
-        return found
+                found.setdefault(part.arguments[0], []).append(records[part.name].peak_bytes)
+        return {chunk: float(np.mean(some)) / _MIB for chunk, some in found.items()}
 
 
 def _step(head: BackwardHead, read_out: ReadOut, hidden: Tensor, targets: Tensor, chunk: int) -> None:
@@ -204,7 +197,3 @@ def _step(head: BackwardHead, read_out: ReadOut, hidden: Tensor, targets: Tensor
     else:
         losses = functional.cross_entropy(head(read_out.logits(hidden), hidden), targets, reduction="none")
     losses.mean().backward()
-
-
-def _range(values: Sequence[float]) -> Mean:
-    return Mean(float(np.mean(values)), (min(values), max(values)))
