@@ -246,7 +246,7 @@ class HeadComparison(Experiment[MethodRecord]):
         settings, rates = self.settings, ", ".join(f"{rate:g}" for rate in self.settings.rates)
         counts = sorted({record.shown for record in records.values() if record.shown})
         few = (
-            f"Fewer examples are drawn anew for each seed, with as many, {HOLDOUT} at most, to choose the rate with, "
+            f"Fewer examples are drawn anew for each seed, with as many, {HOLDOUT} at most, to choose rate and pass, "
             f"and are passed until about {_FEWEST_STEPS} steps are done. Prompts have as many of up to {MOST_SHOWN} as "
             "fit"
             f"{f', here {counts[0]} to {counts[-1]}' if counts else ''}. "
