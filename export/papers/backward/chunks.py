@@ -196,4 +196,4 @@ def _step(head: BackwardHead, read_out: ReadOut, hidden: Tensor, targets: Tensor
         losses = chunked_losses(head, read_out, hidden, targets, chunk)
     else:
         losses = functional.cross_entropy(head(read_out.logits(hidden), hidden), targets, reduction="none")
-    losses.mean().backward()
+    losses.mean().backward()  # type: ignore[no-untyped-call]
