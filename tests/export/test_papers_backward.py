@@ -121,6 +121,7 @@ def test_parameters_are_those_of_the_paper_and_alpha():
         ({"dims": 30, "heads": 24}, "heads of a backward head: got 24, expected a divisor of the 30 dims"),
         ({"dims": 30, "heads": 0}, "heads of a backward head: got 0, expected at least 1"),
         ({"dims": 30, "heads": 2, "form": "literal"}, "form literal of a backward head: got 2 heads and 1 layers"),
+        ({"dims": 30, "latent": 0}, "latent of a backward head: got 0, expected at least 1"),
         ({"dims": 30, "top_k": -1}, "top_k of a backward head: got -1, expected at least 0"),
         ({"dims": 30, "dropout": 1.0}, "dropout of a backward head: got 1.0, expected a share from 0 to below 1"),
     ],

@@ -51,7 +51,7 @@ class HeadConfig(msgspec.Struct, frozen=True, kw_only=True):
         dims: d, of the keys and values of all heads together.
         heads: H, which share d; each learns a temperature if there is more than one.
         form: ``literal`` is the paper's own; ``alone`` is without the residual z.
-        latent: r, the width between embeddings and both keys and values; 0 has no such projection.
+        latent: r, the width between embeddings and both keys and values; None has no such projection.
         divided: whether the mean of the values is divided by V, as in the paper.
         top_k: tokens whose probabilities count, renormalised; 0 is all.
         dropout: share of the probabilities that a training leaves out.
@@ -63,16 +63,16 @@ class HeadConfig(msgspec.Struct, frozen=True, kw_only=True):
     heads: int = 1
     layers: int = 1
     form: Literal["residual", "alone", "literal"] = "residual"
-    latent: int = 0
+    latent: int | None = None
     divided: bool = False
     top_k: int = 0
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
         """Raise a UsageError if the shape is impossible."""
-        least = dict.fromkeys(("vocabulary", "width", "dims", "heads", "layers"), 1) | {"latent": 0, "top_k": 0}
+        least = dict.fromkeys(("vocabulary", "width", "dims", "heads", "layers"), 1) | {"latent": 1, "top_k": 0}
         for name, smallest in least.items():
-            if (value := getattr(self, name)) < smallest:
+            if (value := getattr(self, name)) is not None and value < smallest:
                 raise _wrong(name, value, f"at least {smallest}", f"Give a larger {name}.")
         if not 0 <= self.dropout < 1:
             raise _wrong("dropout", self.dropout, "a share from 0 to below 1", "Give 0.1, for example.")
