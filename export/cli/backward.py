@@ -1,4 +1,4 @@
-"""The commands ``fewheads language head``, ``export-head``, ``compare`` and ``mismatch``."""
+"""The commands ``fewheads language head``, ``export-head``, ``compare``, ``chunks`` and ``mismatch``."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from export.training.options import (
     DIRECTORY,
     device_option,
     out_option,
+    plots_option,
     replace_option,
     repository_option,
     seeded,
@@ -158,7 +159,23 @@ def export_head(
     help="A task: DIRECTORY has train*/MODULE.txt and interpolate/MODULE.txt of the mathematics dataset. Repeatable.",
 )
 @_seeds_option
+@click.option(
+    "--methods",
+    "groups",
+    multiple=True,
+    type=click.Choice(["trained", "rules", "few", "forms"]),
+    default=("trained",),
+    show_default=True,
+    help="Heads and other ways to train; rules to choose tokens; the few that --fewer is for, with examples in the "
+    "prompt; variations of the head. Repeatable.",
+)
 @click.option("--limit", type=click.IntRange(1), default=10_000, show_default=True, help="Examples to train on.")
+@click.option(
+    "--fewer", type=click.IntRange(1), multiple=True, metavar="N", help="Train on N examples, too. Repeatable."
+)
+@click.option(
+    "--lr", type=FloatRange(0, min_open=True), multiple=True, help="A peak learning rate to try, in place of five."
+)
 @click.option("--epochs", type=click.IntRange(1), default=2, show_default=True, help="Passes over them.")
 @click.option("--items", type=click.IntRange(1), default=300, show_default=True, help="Test examples to answer.")
 @_resumed_option
@@ -168,7 +185,10 @@ def compare(
     backbone: Path,
     data: tuple[Path, ...],
     seeds: int,
+    groups: tuple[str, ...],
     limit: int,
+    fewer: tuple[int, ...],
+    lr: tuple[float, ...],
     epochs: int,
     items: int,
     out: Path,
@@ -187,24 +207,70 @@ def compare(
     if len({*names}) < len(names):
         fix = "Give each module once."
         raise UsageError("--data", given=", ".join(names), expected="modules of different names", fix=fix)
+    if max(fewer, default=0) >= limit:
+        fix = "Give smaller numbers, or a larger --limit."
+        raise UsageError("--fewer", given=max(fewer), expected=f"less than the --limit of {limit}", fix=fix)
     with loading_torch("loading torch, model and data"):
         from export.generate.model import Base, positions_of
-        from export.papers.backward.methods import read_task
+        from export.papers.backward.methods import GROUPS, METHODS, read_task
         from export.papers.backward.run import ComparisonSettings, HeadComparison
         from export.papers.experiment import digest, run_experiment
 
         base = Base(backbone, device)
         tasks = {path.name: read_task(path, base.tokenizer, positions_of(base.model), limit) for path in data}
+    chosen = {name for group in groups for name in GROUPS[group]}
     settings = ComparisonSettings(
         base=base.identity,
         data={path.name: digest(path.parent, f"*/{path.name}.txt") for path in data},
         limit=limit,
+        fewer=tuple(sorted({*fewer})),
         epochs=epochs,
         items=items,
+        methods=tuple(name for name in METHODS if name in chosen),
+        **({"rates": lr} if lr else {}),
         seeds=seeds,
         processor=processor(),
     )
     run_experiment(HeadComparison(settings, out, base, tasks), out, as_json=as_json, plots=False)
+
+
+@click.command()
+@click.option("--vocabulary", type=click.IntRange(1), default=50_257, show_default=True, help="Tokens; GPT-2's.")
+@click.option("--width", type=click.IntRange(1), default=768, show_default=True, help="Of embeddings and states.")
+@click.option(
+    "--chunk",
+    "sizes",
+    type=click.IntRange(1),
+    multiple=True,
+    help="Tokens in a chunk. Repeatable.  [default: powers of 2 from 256, and all]",
+)
+@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Processes for each size.")
+@_resumed_option
+@plots_option
+@json_option
+def chunks(
+    vocabulary: int, width: int, sizes: tuple[int, ...], repeats: int, out: Path, plots: bool, as_json: bool
+) -> None:
+    """Measure the memory of a head's training by chunks of the vocabulary.
+
+    Each step is in a process of its own, with random states and weights. Writes records.jsonl, report.md and a figure.
+    """
+    check_workspace("--out", out, {}, settings=SETTINGS)
+    with loading_torch():
+        from export.papers.backward.chunks import ChunkMemory, ChunkSettings
+        from export.papers.experiment import compute_parts, report_experiment
+
+    powers = [2**power for power in range(8, 17) if 2**power < vocabulary]
+    settings = ChunkSettings(
+        vocabulary=vocabulary,
+        width=width,
+        chunks=(0, *(sizes or (*powers, vocabulary))),
+        repeats=repeats,
+        processor=processor(),
+    )
+    experiment = ChunkMemory(settings)
+    compute_parts(experiment, out, as_jobs=True, jobs=1)
+    report_experiment(experiment, out, plots=plots, as_json=as_json)
 
 
 @click.command()

@@ -13,7 +13,7 @@ from edge.cli.output import json_option, print_json, print_table, progress, work
 from edge.errors import UsageError
 from export.bundle.exported import print_exported
 from export.bundle.outputs import check_bundle, check_name
-from export.cli.backward import compare, export_head, head, mismatch
+from export.cli.backward import chunks, compare, export_head, head, mismatch
 from export.generate.files import check_language_model
 from export.generate.formats import read_source, source_of
 from export.generate.options import RATE, data_option, files_of, language_seed_option, limit_option, rows_by_file
@@ -392,5 +392,5 @@ def export(
     print_exported([(exported, time.perf_counter() - started)], as_json=as_json)
 
 
-for _command in (head, compare, mismatch, export_head):
+for _command in (head, compare, chunks, mismatch, export_head):
     language.add_command(_command)

@@ -17,12 +17,17 @@ from export.generate.model import ReadOut
 from export.generate.tokenizer import EncodedExample
 from export.models.convert import to_onnx
 from export.papers.backward.bundle import FoldedHead, fold
+from export.papers.backward.chunks import ChunkMemory, ChunkRecord, ChunkSettings, chunked_losses
 from export.papers.backward.head import BackwardHead, HeadConfig, create
 from export.papers.backward.training import HeadObjective, LowRankAdapter, Temperature, VocabularyBias, hidden_states
+from export.papers.experiment import compute_parts, read_records
+from export.training.provenance import processor
 from export.training.recipe import Recipe
 from export.training.trainer import train
 
 FORMS = {"single": {}, "heads": {"heads": 3}, "layers": {"layers": 2, "heads": 2}}
+FORMS |= {"latent": {"latent": 4}, "divided": {"divided": True, "layers": 2}}
+UNFOLDED = {"alone": {"form": "alone", "layers": 2}, "top 5": {"top_k": 5, "heads": 2}}
 VOCABULARY, WIDTH = 40, 8
 HEAD = HeadConfig(vocabulary=VOCABULARY, width=WIDTH, dims=6, heads=2)
 RECIPE = Recipe(epochs=4, peak_learning_rate=0.03, batch_size=64)
@@ -44,22 +49,26 @@ def plain(head, logits):
     """Return z' by the equations of the module, one head and one operation after the other."""
     for layer in head.layers:
         X = layer.gain * head.embeddings / head.embeddings.square().mean(dim=1, keepdim=True).sqrt()
+        X = X if layer.latent is None else X @ layer.latent
         heads = head.config.heads
         K, U = ((X @ W).chunk(heads, dim=1) for W in (layer.key, layer.value))
         temperatures = [1.0] if layer.log_temperature is None else layer.log_temperature.exp()
-        means = [torch.softmax(logits / t, dim=-1) @ u for t, u in zip(temperatures, U, strict=True)]
+        kept = logits >= logits.topk(head.config.top_k or 23).values[..., -1:]
+        weights = [kept * torch.exp(logits / t) for t in temperatures]
+        means = [p / p.sum(dim=-1, keepdim=True) @ u for p, u in zip(weights, U, strict=True)]
+        means = [mean / 23 if head.config.divided else mean for mean in means]
         queries = (torch.cat(means, dim=-1) @ layer.query).chunk(heads, dim=-1)
         scores = sum(q @ k.T for q, k in zip(queries, K, strict=True)) / math.sqrt(head.config.dims // heads)
-        logits = logits + layer.alpha * scores
+        logits = layer.alpha * scores + (0 if head.config.form == "alone" else logits)
     return logits
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*FORMS, *UNFOLDED])
 def test_a_head_computes_its_equations_and_their_gradients(form):
     logits, weights = 3 * torch.randn(2, 5, 23), torch.randn(2, 5, 23)
     found = []
     for compute in (lambda head, start: head(start), plain):
-        head, start = make_head(**FORMS[form]), logits.clone().requires_grad_()
+        head, start = make_head(**(FORMS | UNFOLDED)[form]), logits.clone().requires_grad_()
         output = compute(head, start)
         (weights * output).sum().backward()
         found.append([output.detach(), start.grad, *(parameter.grad for parameter in head.parameters())])
@@ -112,6 +121,9 @@ def test_parameters_are_those_of_the_paper_and_alpha():
         ({"dims": 30, "heads": 24}, "heads of a backward head: got 24, expected a divisor of the 30 dims"),
         ({"dims": 30, "heads": 0}, "heads of a backward head: got 0, expected at least 1"),
         ({"dims": 30, "heads": 2, "form": "literal"}, "form literal of a backward head: got 2 heads and 1 layers"),
+        ({"dims": 30, "latent": 0}, "latent of a backward head: got 0, expected at least 1"),
+        ({"dims": 30, "top_k": -1}, "top_k of a backward head: got -1, expected at least 0"),
+        ({"dims": 30, "dropout": 1.0}, "dropout of a backward head: got 1.0, expected a share from 0 to below 1"),
     ],
 )
 def test_impossible_shapes_are_refused(options, message):
@@ -199,9 +211,39 @@ def test_a_folded_head_equals_the_head_in_torch_and_onnx_runtime(form, in_onnxru
         np.testing.assert_allclose(doubled, 2 * once, rtol=1e-3, atol=1e-4)
 
 
-def test_the_literal_form_has_no_folded_one():
-    with pytest.raises(UsageError, match="form of a backward head: got 'literal', expected residual"):
-        fold(make_head(form="literal"))
+@pytest.mark.parametrize(("form", "top_k"), [("literal", 0), ("alone", 0), ("residual", 5)])
+def test_what_is_no_sum_of_logits_and_a_map_of_probabilities_is_not_folded(form, top_k):
+    message = f"form of a backward head: got {form}, top_k {top_k}, expected residual, top_k 0"
+    with pytest.raises(UsageError, match=message):
+        fold(make_head(form=form, top_k=top_k))
+
+
+def test_dropout_is_of_probabilities_and_in_training_alone():
+    head, logits = make_head(dropout=0.5), 3 * torch.randn(400, 23)
+    expected = make_head()(logits)
+    assert torch.equal(head.eval()(logits), expected)
+    found = torch.stack([head.train()(logits) for _ in range(400)])
+    assert found.std(dim=0).min() > 0.01
+    torch.testing.assert_close(found.mean(dim=0), expected, atol=0.5, rtol=0.1)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_size_of_chunks_changes_no_cross_entropy_and_no_gradient(form):
+    torch.manual_seed(1)
+    read_out, start = ReadOut(torch.randn(23, 12), 20.0), torch.randn(7, 12)
+    targets, weights = torch.arange(7) * 3, torch.randn(7)
+    found = []
+    for chunk in (0, 5, 23):
+        head, hidden = make_head(**FORMS[form]), start.clone().requires_grad_()
+        if chunk:
+            losses = chunked_losses(head, read_out, hidden, targets, chunk)
+        else:
+            losses = functional.cross_entropy(head(read_out.logits(hidden)), targets, reduction="none")
+        (weights * losses).sum().backward()
+        found.append([losses.detach(), hidden.grad, *(parameter.grad for parameter in head.parameters())])
+    for whole, *chunked in zip(*found, strict=True):
+        for one in chunked:
+            torch.testing.assert_close(one, whole, rtol=1e-4, atol=1e-4)
 
 
 class Backbone(nn.Module):
@@ -320,3 +362,14 @@ def test_batches_and_fingerprints_depend_on_all_that_a_training_does(backbone, c
     variants += [(head, ReadOut(readout.weight + 1), *cached), (head, readout, *cached[::-1])]
     variants += [(head, readout, cached[0], cached[0])]
     assert len({HeadObjective(*arguments, seed=0).fingerprint() for arguments in variants}) == 6
+
+
+def test_a_step_in_chunks_takes_less_memory(tmp_path):
+    settings = ChunkSettings(
+        vocabulary=20_000, width=8, dims=4, states=512, chunks=(0, 1000), repeats=1, processor=processor()
+    )
+    compute_parts(ChunkMemory(settings), tmp_path, as_jobs=True, jobs=1)
+    whole, chunked = (read_records(tmp_path, ChunkRecord)[f"chunk{chunk}-0"] for chunk in settings.chunks)
+    logits_bytes = 4 * settings.states * settings.vocabulary
+    assert whole.peak_bytes > 2 * logits_bytes
+    assert chunked.peak_bytes < logits_bytes

@@ -66,14 +66,15 @@ class Folded(NamedTuple):
 
 @torch.no_grad()
 def fold(head: BackwardHead) -> tuple[Folded, ...]:
-    """Return the constants of each layer; a UsageError refuses the literal form, which returns no logits."""
-    if head.config.form == "literal":
-        fix = "Serve a head of the form residual."
-        raise UsageError("form of a backward head", given="literal", expected="residual", fix=fix)
+    """Return the constants of each layer; a UsageError refuses what is no sum of logits and a map of probabilities."""
+    form, top_k = head.config.form, head.config.top_k
+    if form != "residual" or top_k:
+        given, fix = Raw(f"{form}, top_k {top_k}"), "Serve a head of this form."
+        raise UsageError("form of a backward head", given=given, expected="residual, top_k 0", fix=fix)
     folded = []
     for layer, (keys, values) in zip(head.attentions, head.keys_and_values(), strict=True):
         # The keys with the query projection, as q = m W_Q multiplies them.
-        keys = keys @ (layer.alpha * layer.scale * layer.query).T
+        keys = keys @ layer.scaled_query(torch.eye(head.config.dims, device=keys.device)).T
         keys, values = (split_heads(matrix, head.config.heads) for matrix in (keys, values))
         constants = (keys.transpose(1, 2), values, layer.temperatures)
         folded.append(Folded(*(tensor.contiguous().cpu().numpy() for tensor in constants)))

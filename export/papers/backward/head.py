@@ -10,6 +10,9 @@ the query at a position from the mean of the values under the model's own probab
 one as soon as it has moved. Several layers follow one another, each with parameters of its own. Each layer adds to the
 logits a linear map of rank d of the probabilities.
 
+Variations, each for comparison: X W_L with W_L of r columns in place of X, no z in z', means divided by V, means of the
+k most likely tokens alone, and dropout of probabilities. Without z, α starts at 1, and the logits have rank d.
+
 The paper itself has another form, ``literal``. There, the weights of the values are the logits divided by V. With
 probabilities instead, s would be of the size of 1 / V, for GPT-2 2e-5 at most, and its softmax uniform. What the head
 returns is softmax(s), without z, which the paper passes to the cross-entropy as if it were logits. Such a loss is
@@ -47,7 +50,11 @@ class HeadConfig(msgspec.Struct, frozen=True, kw_only=True):
         width: of its embeddings.
         dims: d, of the keys and values of all heads together.
         heads: H, which share d; each learns a temperature if there is more than one.
-        form: ``literal`` is the paper's own.
+        form: ``literal`` is the paper's own; ``alone`` is without the residual z.
+        latent: r, the width between embeddings and both keys and values; None has no such projection.
+        divided: whether the mean of the values is divided by V, as in the paper.
+        top_k: tokens whose probabilities count, renormalised; 0 is all.
+        dropout: share of the probabilities that a training leaves out.
     """
 
     vocabulary: int
@@ -55,13 +62,20 @@ class HeadConfig(msgspec.Struct, frozen=True, kw_only=True):
     dims: int
     heads: int = 1
     layers: int = 1
-    form: Literal["residual", "literal"] = "residual"
+    form: Literal["residual", "alone", "literal"] = "residual"
+    latent: int | None = None
+    divided: bool = False
+    top_k: int = 0
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         """Raise a UsageError if the shape is impossible."""
-        for name in ("vocabulary", "width", "dims", "heads", "layers"):
-            if (value := getattr(self, name)) < 1:
-                raise _wrong(name, value, "at least 1", f"Give a larger {name}.")
+        least = dict.fromkeys(("vocabulary", "width", "dims", "heads", "layers"), 1) | {"latent": 1, "top_k": 0}
+        for name, smallest in least.items():
+            if (value := getattr(self, name)) is not None and value < smallest:
+                raise _wrong(name, value, f"at least {smallest}", f"Give a larger {name}.")
+        if not 0 <= self.dropout < 1:
+            raise _wrong("dropout", self.dropout, "a share from 0 to below 1", "Give 0.1, for example.")
         if self.dims % self.heads:
             raise _wrong("heads", self.heads, f"a divisor of the {self.dims} dims", "Give other heads or dims.")
         if self.form == "literal" and (self.heads, self.layers) != (1, 1):
@@ -73,17 +87,19 @@ class BackwardAttention(nn.Module):
     """One layer; its parameters are named after the W of the module's equations."""
 
     alpha: Tensor
+    latent: nn.Parameter | None
     log_temperature: Tensor | None
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         self.config = config
         self.gain = nn.Parameter(torch.ones(config.width))
-        self.key = _matrix(config.width, config.dims)
-        self.value = _matrix(config.width, config.dims)
+        self.latent = _matrix(config.width, config.latent) if config.latent else None
+        self.key = _matrix(config.latent or config.width, config.dims)
+        self.value = _matrix(config.latent or config.width, config.dims)
         self.query = _matrix(config.dims, config.dims)
-        if config.form == "residual":
-            self.alpha = nn.Parameter(torch.zeros(()))
+        if config.form != "literal":
+            self.alpha = nn.Parameter(torch.zeros(()) if config.form == "residual" else torch.ones(()))
         self.log_temperature = nn.Parameter(torch.zeros(config.heads)) if config.heads > 1 else None
 
     @property
@@ -98,18 +114,23 @@ class BackwardAttention(nn.Module):
 
     def forward(self, logits: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Return z' [N, V] for z [N, V]; in the literal form, softmax(s)."""
-        if self.config.form == "literal":
-            query = logits @ values / self.config.vocabulary @ self.query
+        config = self.config
+        if config.form == "literal":
+            query = logits @ values / config.vocabulary @ self.query
             return functional.softmax(self.scale * query @ keys.T, dim=1)
-        by_head = split_heads(values, self.config.heads)
+        by_head, dropout = split_heads(values, config.heads), config.dropout if self.training else 0.0
         # The backward pass computes the probabilities again: they are as large as the logits, for each head.
         means = [
-            checkpoint(_mean, logits, *pair, use_reentrant=False)
+            checkpoint(_mean, logits, *pair, config.top_k, dropout, use_reentrant=False)
             for pair in zip(self.temperatures, by_head, strict=True)
         ]
-        query = torch.cat(means, dim=1) @ self.query
+        query = self.scaled_query(torch.cat(means, dim=1))
         # The sum over heads is one product, and it needs no memory beside its result.
-        return torch.addmm(logits, self.alpha * self.scale * query, keys.T)
+        return query @ keys.T if config.form == "alone" else torch.addmm(logits, query, keys.T)
+
+    def scaled_query(self, mean: Tensor) -> Tensor:
+        """Return α q / √d_h [N, d], whose product with the keys is α s, of the mean of the values [N, d]."""
+        return self.alpha * self.scale * (mean @ self.query) / (self.config.vocabulary if self.config.divided else 1)
 
 
 class BackwardHead(nn.Module):
@@ -159,6 +180,7 @@ class BackwardHead(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def _project(self, layer: BackwardAttention, matrix: Tensor) -> Tensor:
+        matrix = matrix if layer.latent is None else layer.latent @ matrix
         # Normalised after the product, and the gain on the matrix, so that there is no second [V, E].
         return self.inverse_rms * (self.embeddings @ (layer.gain[:, None] * matrix))
 
@@ -171,8 +193,12 @@ def create(embeddings: Tensor, **arguments: Any) -> BackwardHead:
         raise TypeError(str(error)) from None  # export.training.checkpoint expects this of wrong arguments
 
 
-def _mean(logits: Tensor, temperature: Tensor, values: Tensor) -> Tensor:
-    return functional.softmax(logits / temperature, dim=1) @ values
+def _mean(logits: Tensor, temperature: Tensor, values: Tensor, top_k: int, dropout: float) -> Tensor:
+    chosen, tokens = logits.topk(min(top_k, logits.shape[1]), dim=1) if top_k else (logits, None)
+    probabilities = functional.softmax(chosen / temperature, dim=1)
+    if dropout:
+        probabilities = functional.dropout(probabilities, dropout)
+    return probabilities @ values if tokens is None else torch.einsum("nk,nkd->nd", probabilities, values[tokens])
 
 
 def split_heads(matrix: Tensor, heads: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -13,10 +13,11 @@ from torch import nn
 
 from edge.errors import Raw
 from export.errors import DataError
-from export.generate.evaluate import encode_fitting
+from export.generate.decoding import GREEDY, Decoding
+from export.generate.evaluate import completion_limit, encode_fitting
 from export.generate.finetune import trainable, unfrozen, with_lora
 from export.generate.formats import Example, Source, read_source
-from export.generate.model import Base
+from export.generate.model import Base, positions_of
 from export.generate.tokenizer import EncodedExample, TextTokenizer
 from export.generate.train import read_corpus
 from export.papers.backward.training import LowRankAdapter, Temperature, VocabularyBias, new_head
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 #: d of the heads, the paper's.
 DIMS = 30
+#: The most examples in a prompt, where they fit.
+MOST_SHOWN = 32
 Make = Callable[[Base, int], nn.Module]
 
 
@@ -35,11 +38,25 @@ class Method(NamedTuple):
     Attributes:
         make: returns what trains, from the language model and a seed; None trains nothing.
         of_model: whether that is a copy of the whole model, not a module on its logits.
+        decoding: how it answers.
+        shows: whether the training examples stand before each question.
     """
 
     name: str
     make: Make | None = None
     of_model: bool = False
+    decoding: Decoding = GREEDY
+    shows: bool = False
+
+    @property
+    def learns(self) -> bool:
+        """Whether the training examples matter."""
+        return self.make is not None or self.shows
+
+    @property
+    def varies(self) -> bool:
+        """Whether the seed matters."""
+        return self.learns or self.decoding.temperature > 0
 
     @contextmanager
     def applied(self, base: Base, module: nn.Module | None) -> Iterator[PreTrainedModel]:
@@ -77,27 +94,51 @@ def _lora(base: Base, seed: int) -> nn.Module:
 
 
 FROZEN = Method("frozen model")
+#: Ways to choose tokens that need no training.
+RULES = (
+    Method("frozen model, beam search of 4", decoding=Decoding(beams=4)),
+    Method("frozen model, drawn at T = 0.7", decoding=Decoding(temperature=0.7)),
+    Method("frozen model, drawn at T = 1", decoding=Decoding(temperature=1.0)),
+    Method("frozen model, drawn at T = 1 from 40", decoding=Decoding(temperature=1.0, top_k=40)),
+)
+SHOWN = Method("frozen model, examples in the prompt", shows=True)
 HEAD = Method("backward attention", _head(dims=DIMS))
 ADAPTER = Method("low-rank adapter", _seeded(_adapter))
-METHODS = {
-    method.name: method
-    for method in (
-        FROZEN,
-        HEAD,
-        ADAPTER,
-        Method("temperature", _seeded(lambda base: Temperature())),
-        Method("vocabulary bias", _seeded(lambda base: VocabularyBias(base.vocabulary))),
-        Method("backward attention, 3 heads", _head(dims=DIMS, heads=3)),
-        Method("backward attention, 2 layers", _head(dims=DIMS // 2, layers=2)),
-        Method("backward attention, literal", _head(dims=DIMS, form="literal")),
-        Method("LoRA", _lora, of_model=True),
-        Method("full fine-tuning", lambda base, seed: unfrozen(base.model), of_model=True),
-    )
+TEMPERATURE = Method("temperature", _seeded(lambda base: Temperature()))
+BIAS = Method("vocabulary bias", _seeded(lambda base: VocabularyBias(base.vocabulary)))
+LORA = Method("LoRA", _lora, of_model=True)
+_COMPARED = (
+    FROZEN,
+    HEAD,
+    ADAPTER,
+    TEMPERATURE,
+    BIAS,
+    Method("backward attention, 3 heads", _head(dims=DIMS, heads=3)),
+    Method("backward attention, 2 layers", _head(dims=DIMS // 2, layers=2)),
+    Method("backward attention, literal", _head(dims=DIMS, form="literal")),
+    LORA,
+    Method("full fine-tuning", lambda base, seed: unfrozen(base.model), of_model=True),
+)
+_FORMS = (
+    Method("backward attention, no residual", _head(dims=DIMS, form="alone")),
+    Method("backward attention, divided by V", _head(dims=DIMS, divided=True)),
+    *(Method(f"backward attention, top {k}", _head(dims=DIMS, top_k=k)) for k in (8, 40, 256)),
+    *(Method(f"backward attention, latent {r}", _head(dims=DIMS, latent=r)) for r in (7, 14, 28)),
+    *(Method(f"backward attention, dropout {rate}", _head(dims=DIMS, dropout=rate)) for rate in (0.1, 0.3)),
+)
+METHODS = {method.name: method for method in (*_COMPARED, *_FORMS, SHOWN, *RULES)}
+#: Methods that are compared together, by the name of their group.
+GROUPS = {
+    group: tuple(method.name for method in methods)
+    for group, methods in {
+        "trained": _COMPARED,
+        "rules": (FROZEN, *RULES, HEAD),
+        "few": (FROZEN, SHOWN, HEAD, ADAPTER, TEMPERATURE, BIAS, LORA),
+        "forms": (FROZEN, HEAD, *_FORMS),
+    }.items()
 }
-#: What the head has to beat: the frozen model, and all that trains but other forms of the head.
-CONTROLS = [
-    name for name, method in METHODS.items() if method is FROZEN or (method.make and not name.startswith(HEAD.name))
-]
+#: What the head has to beat: all but other forms of it.
+CONTROLS = [name for name in METHODS if not name.startswith(HEAD.name)]
 
 
 class MathematicsTask(NamedTuple):
@@ -143,3 +184,23 @@ def read_task(path: Path, tokenizer: TextTokenizer, positions: int, limit: int) 
         test,
         encode_fitting(tokenizer, test, positions),
     )
+
+
+class Shown(NamedTuple):
+    """What stands before each question: the tokens of some examples, the tokenizer's own begin first."""
+
+    begin: list[int]
+    examples: int
+
+
+def shown(base: Base, task: MathematicsTask, rows: Sequence[EncodedExample]) -> Shown:
+    """Return the first examples that leave room for all questions of the test, :data:`MOST_SHOWN` at most."""
+    longest = max(len(row.ids) for row in task.test_rows) + completion_limit(task.train)
+    begin, examples = list(base.tokenizer.begin), 0
+    between = base.tokenizer.tokenizer.encode("\n\n", add_special_tokens=False).ids
+    for row in rows[:MOST_SHOWN]:
+        more = [*row.ids[len(base.tokenizer.begin) : -1].tolist(), *between]
+        if len(begin) + len(more) + longest > positions_of(base.model):
+            break
+        begin, examples = begin + more, examples + 1
+    return Shown(begin, examples)

@@ -1,7 +1,7 @@
 """The experiment of paper 004: backward attention on a frozen language model, compared with simpler methods.
 
-A part is a method on a task with a seed. The first seed tries all learning rates; further ones take the one that was
-best on the hold-out.
+A part is a method on a task with a seed and a number of examples. The first seed tries all learning rates; further ones
+take the one that was best on the hold-out.
 """
 
 from __future__ import annotations
@@ -10,26 +10,39 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 from torch import nn
 
+from edge.bundles.manifest import Measure
 from edge.errors import Raw
 from export.errors import TrainingError
-from export.generate.decoding import complete
-from export.generate.evaluate import completion_limit, teacher_forced
+from export.generate.decoding import GREEDY, complete
+from export.generate.evaluate import completion_limit, teacher_forced, token_measures
 from export.generate.finetune import trainable
 from export.generate.formats import parse_answer, same_answer
 from export.generate.model import Base, BaseIdentity, LastStates
-from export.generate.train import LanguageObjective
-from export.papers.backward.methods import CONTROLS, DIMS, FROZEN, HEAD, METHODS, MathematicsTask, Method
+from export.generate.tokenizer import EncodedExample
+from export.generate.train import HOLDOUT, LanguageObjective
+from export.papers.backward.methods import (
+    DIMS,
+    GROUPS,
+    HEAD,
+    METHODS,
+    MOST_SHOWN,
+    MathematicsTask,
+    Method,
+    Shown,
+    shown,
+)
+from export.papers.backward.scores import Scored, tables_of
 from export.papers.backward.training import RECIPE, HeadObjective, HiddenStates, hidden_states
 from export.papers.experiment import Experiment, Part, read_records, unfinished
 from export.report.table import Table
-from export.training.intervals import RESAMPLES, Sample
+from export.training.intervals import RESAMPLES
 from export.training.objective import Objective
 from export.training.provenance import Processor
 from export.training.trainer import train
@@ -38,8 +51,12 @@ from export.training.watch import Watch
 #: Examples in a batch of a whole model. They have about as many tokens with a loss as the other methods' batches.
 _SEQUENCES = 32
 _ANSWERED_TOGETHER = 100
-#: A method and a task.
-Key: TypeAlias = tuple[str, str]
+#: Of a training on few examples, about; the best pass is kept.
+_FEWEST_STEPS = 100
+_LITERAL = (
+    " The literal form's loss takes a distribution for logits, so that its cross-entropy is at least "
+    "ln((e + V - 1) / e)."
+)
 
 
 class ComparisonSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +65,9 @@ class ComparisonSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         data: SHA-256 of the files of each task.
         limit: examples to train on.
-        epochs: passes over them.
+        fewer: smaller numbers of examples, each of which is trained on, too. A hold-out is as large, or whole.
+        epochs: passes over the examples; those of fewer are passed at least until :data:`_FEWEST_STEPS` steps are done.
+        methods: names in :data:`METHODS`.
         items: test examples that are answered; the cross-entropy is over all.
         rates: peak learning rates, the same for every method.
     """
@@ -56,8 +75,10 @@ class ComparisonSettings(msgspec.Struct, frozen=True, kw_only=True):
     base: BaseIdentity
     data: dict[str, str]
     limit: int
+    fewer: tuple[int, ...] = ()
     epochs: int
     items: int
+    methods: tuple[str, ...] = GROUPS["trained"]
     rates: tuple[float, ...] = (2e-4, 1e-3, 5e-3, 2.5e-2, 1e-1)
     seeds: int
     processor: Processor
@@ -70,22 +91,33 @@ class MethodRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         parameters: that were trained.
         rate: the learning rate that was used; None without training.
         holdout: cross-entropy by learning rate, of those that were tried; None where the training diverged.
+        shown: examples in the prompt.
         losses: sum of the cross-entropies of each test example's tokens, to a millionth, and ``tokens`` their number.
+            There are none of another decoding, which leaves the tokens' probabilities as they are.
+        measures: precision, recall and F1 of the most likely tokens.
         right: whether the answers to the first test examples are.
     """
 
     parameters: int = 0
     rate: float | None = None
     holdout: dict[str, float | None] = {}
-    losses: tuple[float, ...]
-    tokens: tuple[int, ...]
+    shown: int = 0
+    losses: tuple[float, ...] = ()
+    tokens: tuple[int, ...] = ()
+    measures: tuple[Measure, ...] = ()
     right: tuple[bool, ...]
+
+
+class _Rows(NamedTuple):
+    train: list[EncodedExample]
+    holdout: list[EncodedExample]
 
 
 class HeadComparison(Experiment[MethodRecord]):
     """The comparison in a directory; reports alone need neither the language model nor the tasks."""
 
-    title, record, extensible = "Backward attention on a frozen language model", MethodRecord, ("seeds", "processor")
+    title, record = "Backward attention on a frozen language model", MethodRecord
+    extensible = ("seeds", "methods", "fewer", "processor")
 
     def __init__(
         self,
@@ -96,33 +128,42 @@ class HeadComparison(Experiment[MethodRecord]):
     ) -> None:
         self.settings: ComparisonSettings = settings
         self._out, self._base, self._tasks = out, base, tasks
-        self._states: dict[str, list[HiddenStates]] = {}
+        self._states: dict[tuple[str, int, int], list[HiddenStates]] = {}
 
     def parts(self) -> list[Part]:
         """All tasks with a seed come before the next seed."""
+        limit = self.settings.limit
         return [
-            Part(_name(task, method.name, seed), (task, method.name, seed))
+            Part(_name(task, name, seed, examples if examples < limit else None), (task, name, seed, examples))
             for seed in range(self.settings.seeds)
             for task in self.settings.data
-            for method in METHODS.values()
-            if method.make or not seed
+            for examples in sorted({*self.settings.fewer, limit})
+            for name, method in METHODS.items()
+            if name in self.settings.methods
+            if method.varies or not seed
+            if method.learns or examples == limit
+            if not method.shows or examples <= MOST_SHOWN
         ]
 
     def compute(self, part: Part, watch: Watch) -> MethodRecord:
         """Train a method with the best learning rate, and score it."""
-        name, method, seed = part.arguments
+        name, method, seed, examples = part.arguments
         task, method = self._tasks[name], METHODS[method]
+        if method.shows:
+            before = shown(self.base, task, self._rows(name, seed, examples).train)
+            return replace(self._scored(task, method, before=before, seed=seed), shown=before.examples)
         if method.make is None:
-            return self._scored(task, method, None)
-        first = read_records(self._out, MethodRecord).get(_name(name, method.name, 0)) if seed else None
+            return self._scored(task, method, seed=seed)
+        first = read_records(self._out, MethodRecord).get(part.name.replace(f"-seed{seed}", "-seed0")) if seed else None
         rates = (first.rate,) if first and first.rate else self.settings.rates
         losses: dict[str, float | None] = {}
         best: tuple[float, float, nn.Module] | None = None
         for rate in rates:
             module = method.make(self.base, seed)
-            recipe = replace(RECIPE, epochs=self.settings.epochs, peak_learning_rate=rate)
-            state = unfinished(self._out, part) / f"{rate:g}.state"
-            objective = self.objective(name, method, module, seed)
+            objective, passes = self.objective(name, method, module, seed, examples)
+            recipe = replace(RECIPE, epochs=passes, peak_learning_rate=rate)
+            # A few examples have many passes, each of which would write a state, and few steps to lose.
+            state = unfinished(self._out, part) / f"{rate:g}.state" if examples == self.settings.limit else None
             try:
                 score = max(train(objective, recipe, seed=seed, state=state, observer=watch).scores)
             except TrainingError:
@@ -144,92 +185,96 @@ class HeadComparison(Experiment[MethodRecord]):
         assert self._base is not None, "a report alone has no model"
         return self._base
 
-    def objective(self, name: str, method: Method, module: nn.Module, seed: int) -> Objective:
-        """Return the training of a method's module on a task; an epoch has each of its examples once."""
-        task = self._tasks[name]
+    def objective(
+        self, name: str, method: Method, module: nn.Module, seed: int, examples: int
+    ) -> tuple[Objective, int]:
+        """Return the training of a method's module on a task, and its epochs, each of which has every example once."""
+        rows, passes = self._rows(name, seed, examples), self.settings.epochs
+        steps = -(-len(rows.train) // _SEQUENCES)
+        if examples < self.settings.limit:
+            passes = max(passes, -(-_FEWEST_STEPS // steps))
         if method.of_model:
-            steps = -(-len(task.train) // _SEQUENCES)
-            return LanguageObjective(
-                module, task.train, task.holdout, seed=seed, batch_size=_SEQUENCES, steps_per_epoch=steps
-            )
-        if name not in self._states:
+            objective = LanguageObjective(module, *rows, seed=seed, batch_size=_SEQUENCES, steps_per_epoch=steps)
+            return objective, passes
+        drawn = (name, seed, examples) if examples < self.settings.limit else (name, 0, examples)
+        if drawn not in self._states:
             last = LastStates(self.base.model)
-            self._states[name] = [hidden_states(last, rows) for rows in (task.train, task.holdout)]
-        return HeadObjective(module, self.base.read_out, *self._states[name], seed=seed)
+            self._states[drawn] = [hidden_states(last, some) for some in rows]
+        return HeadObjective(module, self.base.read_out, *self._states[drawn], seed=seed), passes
 
-    def _scored(self, task: MathematicsTask, method: Method, module: nn.Module | None) -> MethodRecord:
+    def _rows(self, name: str, seed: int, examples: int) -> _Rows:
+        """Return what is trained on and the hold-out: of fewer examples, those that the seed draws from all."""
+        task = self._tasks[name]
+        if examples == self.settings.limit:
+            return _Rows(task.train, task.holdout)
+        generator = np.random.default_rng(seed)
+        return _Rows(
+            *([of[row] for row in generator.permutation(len(of))[:examples]] for of in (task.train, task.holdout))
+        )
+
+    def _scored(
+        self,
+        task: MathematicsTask,
+        method: Method,
+        module: nn.Module | None = None,
+        before: Shown | None = None,
+        seed: int = 0,
+    ) -> MethodRecord:
         asked, base = task.test[: self.settings.items], self.base
+        tokenizer = base.tokenizer.beginning_with(before.begin) if before else base.tokenizer
+        texts_of_row = 1 + before.examples if before else 1  # so many times as long, of which fewer are read together
         with method.applied(base, module) as model:
             prompts, limit = [example.prompt for example in asked], completion_limit(task.train)
-            texts = complete(model, base.tokenizer, prompts, limit, batch_size=_ANSWERED_TOGETHER)
-            forced = teacher_forced(model, task.test_rows)
-        return MethodRecord(
+            decoding = replace(method.decoding, seed=seed)
+            together = -(-_ANSWERED_TOGETHER // texts_of_row)
+            texts = complete(model, tokenizer, prompts, limit, decoding, batch_size=together)
+            answers = zip(map(parse_answer, texts), asked, strict=True)
+            record = MethodRecord(right=tuple(same_answer(answer, of.answer) for answer, of in answers))
+            if method.decoding != GREEDY:
+                return record
+            rows = [tokenizer.encode(example) for example in task.test] if before else task.test_rows
+            forced = teacher_forced(model, rows, -(-_SEQUENCES // texts_of_row))
+        return replace(
+            record,
             losses=tuple(np.bincount(forced.rows, forced.losses).round(6).tolist()),
             tokens=tuple(np.bincount(forced.rows).tolist()),
-            right=tuple(same_answer(parse_answer(text), of.answer) for text, of in zip(texts, asked, strict=True)),
+            measures=tuple(one for one in token_measures("test", forced) if one.metric.startswith("token_")),
         )
 
     def text(self, records: Mapping[str, MethodRecord]) -> str:
         """Return how the results came about."""
         settings, rates = self.settings, ", ".join(f"{rate:g}" for rate in self.settings.rates)
+        counts = sorted({record.shown for record in records.values() if record.shown})
+        few = (
+            f"Fewer examples are drawn anew for each seed, with as many, {HOLDOUT} at most, to choose rate and pass, "
+            f"and are passed until about {_FEWEST_STEPS} steps are done. Prompts have as many of up to {MOST_SHOWN} as "
+            "fit"
+            f"{f', here {counts[0]} to {counts[-1]}' if counts else ''}. "
+            if settings.fewer
+            else ""
+        )
         return (
             f"Written by `fewheads language compare`, on {settings.base.name} with SHA-256 {settings.base.sha256[:12]}…"
             f". Each method had the same {settings.limit:,} training examples of a task at most, {settings.epochs} "
             f"times; the head has d = {DIMS}, the adapter and LoRA about as many parameters. The learning rate is one "
             f"of {rates}, by the cross-entropy on a hold-out of the training splits, chosen with the first seed. Each "
             f"was then scored once on the test split, with {settings.seeds} seeds: the cross-entropy on all examples, "
-            f"answers on the first {settings.items}. Intervals are of 95 %, each by itself: they add the errors of the "
-            f"examples ({RESAMPLES:,} resamples) and of the seeds (Student's); differences are of the same examples. "
-            "The literal form's loss takes a distribution for logits, so that its cross-entropy is at least "
-            "ln((e + V - 1) / e).\n\n"
+            f"answers on the first {settings.items}. {few}Intervals are of 95 %, each by itself: they add the errors "
+            f"of the examples ({RESAMPLES:,} resamples) and of the seeds (Student's); differences are of the same "
+            f"examples.{_LITERAL if f'{HEAD.name}, literal' in settings.methods else ''}\n\n"
             f"Computed on {settings.processor.name} ({settings.processor.described})."
         )
 
     def tables(self, records: Mapping[str, MethodRecord]) -> list[Table]:
-        """Return both metrics of all methods by task, the learning rates, and the answers that the head changes."""
-        groups: dict[Key, list[MethodRecord]] = defaultdict(list)
+        """See :func:`export.papers.backward.scores.tables_of`."""
+        groups: dict[Scored, list[MethodRecord]] = defaultdict(list)
         for part in self.parts():
             if part.name in records:
-                method, task = part.arguments[1::-1]
-                groups[method, task].append(records[part.name])
-        # Metric by metric: the resamples of one number of items are kept at a time.
-        losses = {
-            key: Sample.of_items(np.array([record.losses for record in group]), np.array(group[0].tokens, float))
-            for key, group in groups.items()
-        }
-        matches = {
-            key: Sample.of_items(100.0 * np.array([record.right for record in group]), np.ones(len(group[0].right)))
-            for key, group in groups.items()
-        }
-        first = {key: group[0] for key, group in groups.items()}
-        tasks, methods = list(self.settings.data), list(dict.fromkeys(method for method, _ in groups))
-        rates = [(name, *(getattr(first.get((name, task)), "rate", None) for task in tasks)) for name in methods[1:]]
-        pairs = {
-            task: list(zip(first[FROZEN.name, task].right, first[HEAD.name, task].right, strict=True))
-            for task in tasks
-            if (HEAD.name, task) in first
-        }
-        flips = [(task, len(of), of.count((False, True)), of.count((True, False))) for task, of in pairs.items()]
-        return [
-            self._by_task("Cross-entropy, nats per token", first, losses),
-            self._by_task("Right answers, %", first, matches),
-            Table("Learning rates", ("method", *tasks), rates),
-            Table("Answers that the first head changes", ("task", "of", "wrong → right", "right → wrong"), flips),
-        ]
-
-    def _by_task(self, title: str, first: Mapping[Key, MethodRecord], samples: Mapping[Key, Sample]) -> Table:
-        """Return the means of methods, and what the head has more or less than each control."""
-        tasks = list(self.settings.data)
-        parameters = {method: record.parameters for (method, _), record in first.items()}
-        rows: list[tuple[object, ...]] = [
-            (name, number, *(samples[name, task].mean() if (name, task) in samples else None for task in tasks))
-            for name, number in parameters.items()
-        ]
-        for name in (name for name in parameters if name in CONTROLS):
-            pairs = [(samples.get((HEAD.name, task)), samples.get((name, task))) for task in tasks]
-            rows.append((f"the head minus: {name}", None, *(a.minus(b) if a and b else None for a, b in pairs)))
-        return Table(title, ("method", "trained parameters", *tasks), rows)
+                task, method, _, examples = part.arguments
+                groups[Scored(method, task, examples)].append(records[part.name])
+        return tables_of(groups, list(self.settings.data), self.settings.limit)
 
 
-def _name(task: str, method: str, seed: int) -> str:
-    return f"{task}-{re.sub(r'[^a-zA-Z0-9.]+', '-', method)}-seed{seed}"
+def _name(task: str, method: str, seed: int, examples: int | None) -> str:
+    words = re.sub(r"[^a-zA-Z0-9.]+", "-", method)
+    return f"{task}-{words}-seed{seed}" + (f"-{examples}-examples" if examples else "")

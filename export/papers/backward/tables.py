@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from edge.bundles.manifest import Measure
-from export.papers.backward import mismatch, run
-from export.papers.backward.methods import FROZEN, HEAD
-from export.papers.experiment import REPORT, read_settings, report_on
+from export.papers.backward import chunks, mismatch, run
+from export.papers.backward.methods import FROZEN, HEAD, RULES
+from export.papers.experiment import REPORT, SETTINGS, ExperimentReport, read_settings, report_on
 from export.report.table import Table, with_tables, write_pages
-from export.training.intervals import Difference, Mean, bounds_of
+from export.training.intervals import bounds_of
 
 HERE = Path(__file__).parent
 PAGE, RESULTS = HERE / "RESULTS.md", HERE / "results"
@@ -22,7 +22,10 @@ _COMMAND, _RECORDS = "export.papers.backward.tables", "export/papers/backward/re
 _PAPER = {"Gemma 3 270M": (54.2, 9.7, 28.0), "Gemma 3 1B": (93.4, 63.3, 39.6)}
 _SPLITS = ("in range", "out of range", "long")
 #: Of the methods whose answers are on the page.
-_ANSWERED = (FROZEN.name, HEAD.name, "vocabulary bias", "LoRA", "full fine-tuning")
+_ANSWERED = (FROZEN.name, *(of.name for of in RULES), HEAD.name, "vocabulary bias", "LoRA", "full fine-tuning")
+#: Further comparisons, where they have been run: on modules that the base never saw, of forms of the head, and on
+#: another base.
+_FURTHER = ("unseen", "forms", "smollm2")
 #: What the fewer heads and neurons are named in the records, and in the table.
 _KEPT = {
     "-neurons-0.5": (1, 0.5, "half of the neurons"),
@@ -41,40 +44,54 @@ def experiments(results: Path) -> tuple[run.HeadComparison, mismatch.Mismatch]:
 
 
 def pages() -> dict[Path, str]:
-    """Return RESULTS.md and both reports, with their tables made from the records."""
+    """Return RESULTS.md and all reports, with their tables made from the records."""
     experiment, other = experiments(RESULTS)
     comparison = report_on(experiment, RESULTS / "compare", plots=False)
     mismatched = report_on(other, RESULTS / "mismatch", plots=False)
+    memory = chunks.ChunkMemory(read_settings(RESULTS / "chunks", chunks.ChunkSettings))
+    in_chunks = report_on(memory, RESULTS / "chunks")
     switches, conditions = mismatched.tables
+    titled = {table.title: table for table in comparison.tables}
     losses, answers, *_ = comparison.tables
     tables = {
         "compare": losses,
-        f"compare/records.jsonl.xz, {_RECORDS}/compare/beam.json": _answers(answers),
+        "compare#answers": _answered(answers),
+        "compare#tokens": _answered(titled["F1 of the most likely tokens, mean over tokens"]),
         f"mismatch, {_RECORDS}/models/calculator-char-test.json": _calculators(conditions.rows),
         "mismatch": switches,
+        "chunks": in_chunks.tables[0],
         "reduce": _reduced(),
     }
+    written = {"compare": comparison.page, "mismatch": mismatched.page, "chunks": in_chunks.page}
+    for name, report in further(RESULTS).items():
+        tables |= dict(zip((f"{name}#losses", f"{name}#answers"), metrics_of(report), strict=True))
+        written[name] = report.page
     by_record = {f"{_RECORDS}/{name}": table for name, table in tables.items()}
-    reports = {RESULTS / "compare" / REPORT: comparison.page, RESULTS / "mismatch" / REPORT: mismatched.page}
-    return {PAGE: with_tables(PAGE.read_text(), f"python -m {_COMMAND}", by_record), **reports}
+    page = with_tables(PAGE.read_text(), f"python -m {_COMMAND}", by_record)
+    return {PAGE: page, **{RESULTS / name / REPORT: report for name, report in written.items()}}
 
 
-def _answers(answers: Table) -> Table:
-    """Return right answers beside those of a beam search, which an earlier version of the command measured, too."""
-    beam = msgspec.json.decode((RESULTS / "compare" / "beam.json").read_bytes())
-    cells: dict[str, list[object]] = {}
-    for key, kind in (("exact_match", Mean), ("head_exact_match", Difference)):
-        scaled = [(row[key]["value"], *row[key]["interval"]) for row in beam["rows"]]
-        cells[key] = [kind(100 * value, (100 * low, 100 * high)) for value, low, high in scaled]
-    rows: list[Sequence[object]] = []
-    for row in answers.rows:
-        _, minus, name = str(row[0]).rpartition("the head minus: ")
-        if name in _ANSWERED:
-            rows.append(row)
-        if name == FROZEN.name:
-            key = "head_exact_match" if minus else "exact_match"
-            rows.append((minus + beam["method"], None if minus else 0, *cells[key]))
-    return answers._replace(rows=rows)
+def further(results: Path) -> dict[str, ExperimentReport[run.MethodRecord]]:
+    """Return the reports on the further comparisons that were run."""
+    found = {}
+    for name in _FURTHER:
+        if (results / name / SETTINGS).exists():
+            settings = read_settings(results / name, run.ComparisonSettings)
+            found[name] = report_on(run.HeadComparison(settings, results / name), results / name, plots=False)
+    return found
+
+
+def metrics_of(report: ExperimentReport[run.MethodRecord]) -> list[Table]:
+    """Return cross-entropies and right answers of a comparison: by examples, without differences, if it has fewer."""
+    by_examples = [table for table in report.tables if table.heads[0] == "examples"]
+    return [
+        table._replace(rows=[row for row in table.rows if "minus: " not in str(row[1])]) for table in by_examples
+    ] or list(report.tables[:2])
+
+
+def _answered(table: Table) -> Table:
+    """Return the rows of the methods whose answers are on the page."""
+    return table._replace(rows=[row for row in table.rows if str(row[0]).split("minus: ")[-1] in _ANSWERED])
 
 
 def _calculators(conditions: Sequence[Sequence[object]]) -> Table:
