@@ -199,6 +199,14 @@ def test_a_folded_head_equals_the_head_in_torch_and_onnx_runtime(form, in_onnxru
         np.testing.assert_allclose(doubled, 2 * once, rtol=1e-3, atol=1e-4)
 
 
+def test_a_folded_bias_is_added_to_the_logits(in_onnxruntime):
+    bias, logits = VocabularyBias(23), 3 * torch.randn(7, 23)
+    torch.nn.init.normal_(bias.bias)
+    logits[1, :5] = -math.inf
+    found = run_folded(bias, logits, in_onnxruntime, alpha=2.0)
+    np.testing.assert_allclose(found, (logits + 2 * bias.bias).detach(), rtol=1e-5, atol=1e-5)
+
+
 def test_the_literal_form_has_no_folded_one():
     with pytest.raises(UsageError, match="form of a backward head: got 'literal', expected residual"):
         fold(make_head(form="literal"))

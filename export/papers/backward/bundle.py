@@ -1,7 +1,6 @@
-"""Export of a head of backward attention to a bundle of its own, beside the bundle of its base.
+"""Export of a head of backward attention, or of a bias, to a bundle of its own, beside the bundle of its base.
 
-The embeddings are frozen, so that keys and values are constants. A layer becomes two thin products, whatever its
-normalisation, latent projection and gate are:
+The embeddings are frozen, so that keys and values are constants. A layer becomes two thin products:
 
     z' = z + α Σ_h softmax(z / τ_h) U_h F_h
 
@@ -35,7 +34,8 @@ from export.bundle.tier_files import checked_file
 from export.generate.bundle import is_origin, origin_of
 from export.generate.model import BaseIdentity
 from export.models.convert import golden_of, to_onnx
-from export.papers.backward.head import BackwardHead, split_heads
+from export.papers.backward.head import split_heads
+from export.papers.backward.training import Head, VocabularyBias
 
 _FILE, _TENSORS, _GOLDEN, _PART_GOLDEN = "head.onnx", "tensors.npz", "golden.npz", "head.golden.npz"
 #: The inputs of the graph of a layer.
@@ -65,8 +65,14 @@ class Folded(NamedTuple):
 
 
 @torch.no_grad()
-def fold(head: BackwardHead) -> tuple[Folded, ...]:
-    """Return the constants of each layer; a UsageError refuses the literal form, which returns no logits."""
+def fold(head: Head) -> tuple[Folded, ...]:
+    """Return the constants of each layer; a UsageError refuses the literal form, which returns no logits.
+
+    A bias for each token is a layer whose values are all 1, as probabilities add up to 1.
+    """
+    if isinstance(head, VocabularyBias):
+        ones = np.ones(len(head.bias), np.float32)
+        return (Folded(head.bias.cpu().numpy()[None, None], ones[None, :, None], ones[:1]),)
     if head.config.form == "literal":
         fix = "Serve a head of the form residual."
         raise UsageError("form of a backward head", given="literal", expected="residual", fix=fix)
@@ -99,7 +105,7 @@ class FoldedHead(nn.Module):
 
 
 class TrainedHead(NamedTuple):
-    """A head of backward attention: an :class:`export.bundle.exportable.Exportable`.
+    """A head of backward attention or a bias: an :class:`export.bundle.exportable.Exportable`.
 
     Attributes:
         base: bundle of the language model that the head was trained on.
@@ -107,7 +113,7 @@ class TrainedHead(NamedTuple):
         identity: of that model.
     """
 
-    head: BackwardHead
+    head: Head
     base: Path
     name: str
     identity: BaseIdentity
@@ -120,7 +126,8 @@ class TrainedHead(NamedTuple):
         Raises:
             UsageError: the base generates no text or was made from another model, or the head has the literal form.
         """
-        layers, vocabulary = fold(self.head), self.head.config.vocabulary
+        layers = fold(self.head)
+        vocabulary = layers[0].keys.shape[2]
         manifest = _base_manifest(self.base, self.identity, vocabulary)
         example, most = _example(), manifest.max_batch_size
         axes = {name: {axis: of for axis, of in enumerate(named) if of != "one"} for name, named in _AXES.items()}
@@ -154,10 +161,11 @@ class TrainedHead(NamedTuple):
             profile={name: Profile(*zip(*(sizes[of] for of in _AXES[name]), strict=True)) for name in _AXES},
         )
         tensors = {"logits": vocabulary, "alpha": 1}
+        what = "Bias" if isinstance(self.head, VocabularyBias) else "Head of backward attention"
         made = Manifest(
             name=self.name,
             version=1,
-            description=f"Head of backward attention for {manifest.name} {manifest.version}",
+            description=f"{what} for {manifest.name} {manifest.version}",
             inputs=tuple(TensorSpec(name, "FP32", (-1, size)) for name, size in tensors.items()),
             outputs=(TensorSpec("moved", "FP32", (-1, vocabulary)),),
             max_batch_size=most,
