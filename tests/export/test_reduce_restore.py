@@ -178,7 +178,7 @@ def family(place):
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("FEWHEADS_DATA", raising=False)
         patch.setitem(sys.modules, "tensorrt_rtx", None)  # so that nobody counts the kernels of an engine
-        return command, json.loads(invoke(reduce, *command, "--json"))
+        yield command, json.loads(invoke(reduce, *command, "--json"))
 
 
 def test_one_command_makes_a_family_that_is_near_the_original(place, family):

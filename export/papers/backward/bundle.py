@@ -1,6 +1,7 @@
 """Export of a head of backward attention, or of a bias, to a bundle of its own, beside the bundle of its base.
 
-The embeddings are frozen, so that keys and values are constants. A layer becomes two thin products:
+The embeddings are frozen, so that keys and values are constants. A layer becomes two thin products, whatever its
+normalisation, latent projection and gate are:
 
     z' = z + α Σ_h softmax(z / τ_h) U_h F_h
 

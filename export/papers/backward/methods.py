@@ -19,7 +19,7 @@ from export.generate.formats import Example, Source, read_source
 from export.generate.model import Base
 from export.generate.tokenizer import EncodedExample, TextTokenizer
 from export.generate.train import read_corpus
-from export.papers.backward.training import LowRankAdapter, Temperature, VocabularyBias, new_head
+from export.papers.backward.training import LowRankAdapter, Temperature, new_bias, new_head
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -86,7 +86,7 @@ METHODS = {
         HEAD,
         ADAPTER,
         Method("temperature", _seeded(lambda base: Temperature())),
-        Method("vocabulary bias", _seeded(lambda base: VocabularyBias(base.vocabulary))),
+        Method("vocabulary bias", lambda base, seed: new_bias(base)),
         Method("backward attention, 3 heads", _head(dims=DIMS, heads=3)),
         Method("backward attention, 2 layers", _head(dims=DIMS // 2, layers=2)),
         Method("backward attention, literal", _head(dims=DIMS, form="literal")),

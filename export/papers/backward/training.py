@@ -273,11 +273,10 @@ def train_head(
         measures = evaluate(model, base.tokenizer, "holdout", corpus.holdout, max_tokens=limit)
     metrics = trained.metrics(trainable(head), measures)
     record = provenance(trainer=f"{trained.steps} steps, {recipe}", data=data, seed=seed)
-    arguments = {"base": msgspec.to_builtins(base.identity)}
+    name, arguments = BIAS, {"base": msgspec.to_builtins(base.identity)}
     if isinstance(head, BackwardHead):
-        arguments["config"] = msgspec.to_builtins(head.config)
-    model = MODEL if isinstance(head, BackwardHead) else BIAS
-    config = RunConfig(model, arguments, record, precision="fp32", processor=processor())
+        name, arguments["config"] = MODEL, msgspec.to_builtins(head.config)
+    config = RunConfig(name, arguments, record, precision="fp32", processor=processor())
     save(directory, head, config, metrics, files.finished())
     files.remove()
     return metrics
