@@ -49,9 +49,10 @@ _resumed_option = out_option("Directory for all results; the same options resume
 @click.command()
 @click.argument("backbone", type=DIRECTORY)
 @data_option
-@click.option("--dims", type=click.IntRange(1), default=30, show_default=True, help="d, of keys and values.")
-@click.option("--heads", type=click.IntRange(1), default=1, show_default=True, help="Share the dims.")
-@click.option("--layers", type=click.IntRange(1), default=1, show_default=True, help="Follow one another.")
+@click.option("--dims", type=click.IntRange(1), help="d, of keys and values.  [default: 30]")
+@click.option("--heads", type=click.IntRange(1), help="Share the dims.  [default: 1]")
+@click.option("--layers", type=click.IntRange(1), help="Follow one another.  [default: 1]")
+@click.option("--bias", is_flag=True, help="Train a bias for each token of the vocabulary in place of a head.")
 @click.option(
     "--steps", type=click.IntRange(1), default=2000, show_default=True, help="Rounded up to passes over the data."
 )
@@ -66,9 +67,10 @@ _resumed_option = out_option("Directory for all results; the same options resume
 def head(
     backbone: Path,
     data: tuple[str, ...],
-    dims: int,
-    heads: int,
-    layers: int,
+    dims: int | None,
+    heads: int | None,
+    layers: int | None,
+    bias: bool,
     steps: int,
     limit: int | None,
     seed: int,
@@ -79,12 +81,17 @@ def head(
     replace: bool,
     as_json: bool,
 ) -> None:
-    """Train a head of backward attention on a language model.
+    """Train a head of backward attention, or a bias, on a language model.
 
     BACKBONE, which stays as it is, is a directory of `fewheads language train`, or a model of GPT-2, Gemma, Llama,
     Mistral or Qwen2 type from Hugging Face. A tenth of the data, 512 examples at most, is held out, chooses the best
     pass, and measures model and head together.
     """
+    shape = {name: value for name, value in {"dims": dims, "heads": heads, "layers": layers}.items() if value}
+    if bias and shape:
+        name, value = next(iter(shape.items()))
+        fix = f"Leave --{name} or --bias out."
+        raise UsageError(f"--{name}", given=value, expected="no --bias beside it", fix=fix)
     sources = [source_of(text) for text in data]
     runs = {one: out.parent / run for one, run in seeded(out.name, seed, seeds).items()}
     for run in runs.values():
@@ -92,14 +99,15 @@ def head(
     with loading_torch("loading torch, model and data"):
         from export.generate.model import Base
         from export.generate.train import read_corpus
-        from export.papers.backward.training import new_head, train_head
+        from export.papers.backward.methods import DIMS
+        from export.papers.backward.training import new_bias, new_head, train_head
         from export.training.intervals import pooled
 
         base = Base(backbone, device)
         corpus = read_corpus(sources, seed=seed, limit=limit)
     results = []
     for one, run in runs.items():
-        made = new_head(base, one, dims=dims, heads=heads, layers=layers)
+        made = new_bias(base) if bias else new_head(base, one, **{"dims": DIMS} | shape)
         with watching(run.name) as watch:
             results.append(
                 train_head(made, base, corpus, run, seed=one, steps=steps, tensorboard=tensorboard, observer=watch)
@@ -125,7 +133,7 @@ def head(
 def export_head(
     run: Path, backbone: Path, base: Path, name: str, repository: Path, version: int, replace: bool, as_json: bool
 ) -> None:
-    """Export a head to a bundle of its own.
+    """Export a head or a bias to a bundle of its own.
 
     RUN is one of `fewheads language head`. A server that has loaded it and its base applies it to requests to the base
     that name it as `head`.

@@ -21,12 +21,15 @@ from export.cli.export import export
 from export.cli.train import train
 from export.models.convert import to_onnx
 from export.papers.calculator.benchmark import evaluate
-from export.papers.calculator.networks import Transformer
+from export.papers.calculator.networks import NETWORKS, Transformer
 from export.papers.calculator.specs import SPECS
 from export.quantize.precision import half
+from export.training.checkpoint import load as load_run
 from export.training.runs import CARD, RunMetrics, read_config
 from tests.support.calculators import EACH, export_untrained, untrained
 from tests.support.marks import with_rtx
+from tests.support.sample_requests import column
+from tests.support.stock_client import served_bundles
 from tests.support.task_data import invoke
 
 #: The layers that are one operator each.
@@ -121,6 +124,23 @@ def test_tables(runs, tmp_path):
     manifest, recorded = Bundle.open(tmp_path / "calculator-gate-1").manifest, runs / "calculator-gate" / "metrics.json"
     assert manifest.measures == msgspec.json.decode(recorded.read_bytes(), type=RunMetrics).measures
     assert {type(one) for one in manifest.tiers[0].latencies} == {PredictedLatency}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_trained_calculators_are_served_with_the_errors_of_their_records(splits, tmp_path):
+    invoke(train, "calculator", "--epochs", 1, "--out", tmp_path / "runs")
+    runs = sorted((tmp_path / "runs").iterdir())
+    invoke(export, *runs, "--repository", tmp_path / "models", "--no-measure")
+    split = splits["out_of_range"]
+    parts = [split.expressions[start : start + 256] for start in range(0, len(split.expressions), 256)]
+    with served_bundles(sorted((tmp_path / "models").iterdir()), tmp_path / "cache") as ask:
+        for run in runs:
+            model, _, metrics = load_run(run, NETWORKS)
+            found = np.concatenate([ask(run.name, {"expression": column(*part)})["value"] for part in parts])
+            np.testing.assert_allclose(found, model.predict(split.tokens), rtol=1e-4, atol=1e-4, err_msg=run.name)
+            errors = {one.split: one.value for one in metrics.measures if one.metric == "mae"}
+            assert np.abs(found[:, 0] - split.truth).mean() == pytest.approx(errors["out_of_range"], rel=1e-4)
 
 
 def test_several_seeds_give_means_with_intervals(tmp_path):

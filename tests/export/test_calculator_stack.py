@@ -14,16 +14,20 @@ from export.bundle.exportable import export_bundle
 from export.models.convert import outputs_of
 from export.papers.calculator.bundle import StackCalculator
 from export.papers.calculator.stack import STACK
+from export.papers.calculator.stack import train as stack_training
 from export.papers.calculator.stack.data import DEPTHS, OPERANDS, SIZES, TEST_ITEMS, load
 from export.papers.calculator.stack.data import evaluate as measure
 from export.papers.calculator.stack.machine import POP, PUSH, STAY, Scan, StackFit, StackMachine, batch_of
 from export.papers.calculator.stack.train import RECIPE, StackObjective
+from export.training.checkpoint import load as load_run
 from export.training.checkpoint import save
 from export.training.provenance import provenance
 from export.training.runs import RunConfig, RunMetrics
 from export.training.trainer import train
-from tests.support.commands import answer, fewheads
+from tests.support.commands import shown
 from tests.support.marks import with_rtx
+from tests.support.sample_requests import column
+from tests.support.stock_client import served_bundles
 
 
 @pytest.fixture(scope="module")
@@ -156,11 +160,18 @@ def test_bundle_has_the_measures_of_its_graph(bundle):
 
 
 @pytest.mark.slow
-def test_commands_train_and_export(tmp_path):
-    answer(fewheads("train", STACK, "--epochs=1", "--out", tmp_path / "runs"))
-    answer(fewheads("export", tmp_path / "runs" / STACK, "--repository", tmp_path / "repository"))
+def test_commands_train_and_export_what_is_served(splits, tmp_path, monkeypatch):
+    monkeypatch.setattr(stack_training, "RESTARTS", 2)
+    monkeypatch.setattr(stack_training, "ROUNDS", 1)
+    shown("train", STACK, "--epochs=1", "--out", tmp_path / "runs")
+    shown("export", tmp_path / "runs" / STACK, "--repository", tmp_path / "repository")
     measures = Bundle.open(tmp_path / f"repository/{STACK}-1").manifest.measures
     assert {"exact_restarts", "right"} <= {each.metric for each in measures}
+    split, (model, *_) = splits["val"], load_run(tmp_path / "runs" / STACK, {STACK: StackMachine})
+    with served_bundles([tmp_path / f"repository/{STACK}-1"], tmp_path / "cache") as ask, torch.no_grad():
+        found = ask(STACK, {"expression": column(*split.expressions[:100])})["value"]
+        want = Scan(model)(*(torch.from_numpy(each[:100]) for each in (split.kinds, split.values)))
+    np.testing.assert_allclose(found, want, rtol=1e-3, atol=1e-3)
 
 
 @with_rtx

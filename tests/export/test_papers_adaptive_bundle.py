@@ -12,10 +12,13 @@ from msgspec.structs import replace
 
 from edge.bundles.bundle import Bundle
 from edge.runtimes.build import build
+from export.cli.compare import compare
 from export.cli.export import export
 from export.data.tokens import load_tokenizer
 from export.errors import CheckpointError
 from export.finetune.models import open_model
+from export.finetune.predictions import read_predictions
+from export.finetune.text_tasks import TASKS
 from export.papers.adaptive.measures import head_use, measure_files
 from export.papers.adaptive.mechanisms import MECHANISMS
 from export.papers.adaptive.runs import name_of, open_compared
@@ -74,6 +77,25 @@ def test_dense_and_adaptive_tiers_answer_as_torch_does(bundle, place):
             found = ask("sst2", {"text": column(*TEXTS)}, tier=name)["logits"]
             want = [model(torch.tensor([tokenizer.encode(text).ids]))[0].numpy() for text in TEXTS]
             np.testing.assert_allclose(found, np.stack(want), atol=1e-4)
+
+
+@pytest.mark.slow
+def test_trained_mechanisms_are_served_with_the_logits_of_their_records(place, tmp_path):
+    names = ("full", "global", *NAMES)
+    chosen = [option for name in names[1:] for option in ("--only", name)]
+    training = ("--data-dir", place, "--limit", 128, "--lr", 3e-3, "--keep-runs", "--out", tmp_path / "out")
+    invoke(compare, place / "SST-2", *chosen, *training)
+    runs = {name: tmp_path / "out" / "runs" / f"{name}-seed0" for name in names}
+    tiers = [option for name in names for option in ("--tier-name", name)]
+    own = ("--name", "kept", "--repository", tmp_path, "--no-measure", "--artifacts", "onnxruntime")
+    invoke(export, *runs.values(), *tiers, *own)
+    texts = [text for (text,) in TASKS["SST-2"].examples(place).dev["dev"].texts]
+    recorded = {name: read_predictions(run, "dev").logits for name, run in runs.items()}
+    with served_bundles([tmp_path / "kept-1"], tmp_path / "cache") as ask:
+        for name in names:
+            found = [ask("kept", {"text": column(text)}, tier=name)["logits"][0] for text in texts]
+            np.testing.assert_allclose(found, recorded[name], atol=1e-4)
+    assert all(np.abs(recorded[name] - recorded["full"]).max() > 1e-3 for name in names[1:])
 
 
 def test_onnx_runtime_leaves_out_the_work_of_a_skipped_layer(bundle, place, tmp_path):

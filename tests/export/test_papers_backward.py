@@ -211,6 +211,14 @@ def test_a_folded_head_equals_the_head_in_torch_and_onnx_runtime(form, in_onnxru
         np.testing.assert_allclose(doubled, 2 * once, rtol=1e-3, atol=1e-4)
 
 
+def test_a_folded_bias_is_added_to_the_logits(in_onnxruntime):
+    bias, logits = VocabularyBias(23), 3 * torch.randn(7, 23)
+    torch.nn.init.normal_(bias.bias)
+    logits[1, :5] = -math.inf
+    found = run_folded(bias, logits, in_onnxruntime, alpha=2.0)
+    np.testing.assert_allclose(found, (logits + 2 * bias.bias).detach(), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(("form", "top_k"), [("literal", 0), ("alone", 0), ("residual", 5)])
 def test_what_is_no_sum_of_logits_and_a_map_of_probabilities_is_not_folded(form, top_k):
     message = f"form of a backward head: got {form}, top_k {top_k}, expected residual, top_k 0"

@@ -140,6 +140,8 @@ def test_the_command_trains_heads_that_know_their_model(base, backbone, data, to
     assert "cross-entropy" in log
     with pytest.raises(UsageError, match=r"head-seed0: got an existing run, expected a free path"):
         invoke(language, *arguments)
+    with pytest.raises(UsageError, match=r"--dims: got 4, expected no --bias beside it\. Leave --dims or"):
+        invoke(language, *arguments, "--bias", "--replace")
     other = Base(write_backbone(tmp_path / "other", tokenizer, seed=1))
     with pytest.raises(CheckpointError, match=r"head .*: got a head of toy with SHA-256 .*, expected a head of other"):
         load_head(tmp_path / "head-seed0", other)

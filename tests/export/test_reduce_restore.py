@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+from edge.bundles.bundle import Bundle
 from edge.errors import UsageError
+from export.cli.export import export
 from export.cli.reduce import reduce
 from export.data.evaluation import has_evaluated
-from export.data.examples import Examples
+from export.data.examples import Examples, split_holdout
 from export.data.tokens import load_tokenizer
 from export.errors import CheckpointError, DataError
 from export.finetune.models import open_model
@@ -36,6 +38,8 @@ from export.reduce.restore import (
 from export.training.log import RunFiles
 from export.training.runs import CONFIG, read_config
 from tests.support.imported_directories import with_tokenizer, write_embedder
+from tests.support.sample_requests import column
+from tests.support.stock_client import served_bundles
 from tests.support.task_data import Seen, encoded, invoke, make_sentiment, make_transformer, same, write_rows
 
 RECIPE = RestorationRecipe(epochs=3, passes=6, batch_size=32, peak_learning_rate=5e-3)
@@ -165,13 +169,20 @@ def place(tmp_path_factory):
     return root
 
 
-def test_one_command_makes_a_family_that_is_near_the_original(place, monkeypatch):
-    monkeypatch.delenv("FEWHEADS_DATA", raising=False)
-    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)  # so that nobody counts the kernels of an engine
+@pytest.fixture(scope="module")
+def family(place):
+    """A command that makes two tiers, and what it prints."""
     texts, rate = place / "texts.txt.xz", ("--passes", 10, "--lr", 1e-2, "--calibration", 200)
     options = ("--target-speedup", "1.3,2", "--distil", texts, *rate, *LEAVE_OUT, place / "data")
     command = (place / "run", *BOARD, *options, "--out", place / "family")
-    half, most = json.loads(invoke(reduce, *command, "--json"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("FEWHEADS_DATA", raising=False)
+        patch.setitem(sys.modules, "tensorrt_rtx", None)  # so that nobody counts the kernels of an engine
+        yield command, json.loads(invoke(reduce, *command, "--json"))
+
+
+def test_one_command_makes_a_family_that_is_near_the_original(place, family):
+    command, (half, most) = family
     assert [run["directory"] for run in (half, most)] == [str(place / "family" / name) for name in ("1.3x", "2x")]
     assert [run["planned"]["kept"] for run in (half, most)] == [[0, 3], [3]]
     assert min(half["closeness"], most["closeness"]) > 0.85
@@ -200,6 +211,29 @@ def test_one_command_makes_a_family_that_is_near_the_original(place, monkeypatch
     state.write_bytes(b"cut")
     with pytest.raises(CheckpointError, match=r"\.family\.state: got .*, expected the state of a training run"):
         invoke(reduce, *command)
+
+
+@pytest.mark.slow
+def test_tiers_are_served_as_near_to_the_original_as_their_records_say(place, family, tmp_path):
+    _, printed = family
+    runs = [place / "run", *(Path(run["directory"]) for run in printed)]
+    invoke(export, *runs, "--name", "small", "--repository", tmp_path, "--no-measure", "--artifacts", "onnxruntime")
+    bundle, tokenizer = Bundle.open(tmp_path / "small-1"), load_tokenizer(place / "run")
+    assert {tier.space for tier in bundle.manifest.tiers} == {read_config(place / "run").space}
+    tiers = [tier.name for tier in bundle.manifest.tiers if not tier.name.endswith("-int8")]
+    lines = lzma.decompress((place / "texts.txt.xz").read_bytes()).decode().splitlines()
+    _, held_out = split_holdout(read(place, lines, EVALUATED, leave_out=True).items)
+    texts = [text for (text,) in held_out.texts]
+    with served_bundles([bundle.path], tmp_path / "cache") as ask, torch.no_grad():
+        found = []
+        for tier, run in zip(tiers, runs, strict=True):
+            answers = [ask("small", {"text": column(text)}, tier=tier)["embedding"][0] for text in texts]
+            model = open_model(run).head
+            want = [model(torch.tensor([tokenizer.encode(text).ids[:24]]))[0].numpy() for text in texts]
+            np.testing.assert_allclose(answers, want, atol=1e-5)
+            found.append(answers / np.linalg.norm(answers, axis=1, keepdims=True))
+    recorded = [run["metrics"]["measures"][0]["value"] for run in printed]
+    assert [(tier * found[0]).sum(axis=1).mean() for tier in found[1:]] == pytest.approx(recorded, abs=1e-5)
 
 
 def test_models_of_images_are_refused_before_any_data_are_read(place, tmp_path):

@@ -1,4 +1,4 @@
-"""Export of a head of backward attention to a bundle of its own, beside the bundle of its base.
+"""Export of a head of backward attention, or of a bias, to a bundle of its own, beside the bundle of its base.
 
 The embeddings are frozen, so that keys and values are constants. A layer becomes two thin products, whatever its
 normalisation, latent projection and gate are:
@@ -35,7 +35,8 @@ from export.bundle.tier_files import checked_file
 from export.generate.bundle import is_origin, origin_of
 from export.generate.model import BaseIdentity
 from export.models.convert import golden_of, to_onnx
-from export.papers.backward.head import BackwardHead, split_heads
+from export.papers.backward.head import split_heads
+from export.papers.backward.training import Head, VocabularyBias
 
 _FILE, _TENSORS, _GOLDEN, _PART_GOLDEN = "head.onnx", "tensors.npz", "golden.npz", "head.golden.npz"
 #: The inputs of the graph of a layer.
@@ -65,8 +66,14 @@ class Folded(NamedTuple):
 
 
 @torch.no_grad()
-def fold(head: BackwardHead) -> tuple[Folded, ...]:
-    """Return the constants of each layer; a UsageError refuses what is no sum of logits and a map of probabilities."""
+def fold(head: Head) -> tuple[Folded, ...]:
+    """Return the constants of each layer; a UsageError refuses what is no sum of logits and a map of probabilities.
+
+    A bias for each token is a layer whose values are all 1, as probabilities add up to 1.
+    """
+    if isinstance(head, VocabularyBias):
+        ones = np.ones(len(head.bias), np.float32)
+        return (Folded(head.bias.cpu().numpy()[None, None], ones[None, :, None], ones[:1]),)
     form, top_k = head.config.form, head.config.top_k
     if form != "residual" or top_k:
         given, fix = Raw(f"{form}, top_k {top_k}"), "Serve a head of this form."
@@ -100,7 +107,7 @@ class FoldedHead(nn.Module):
 
 
 class TrainedHead(NamedTuple):
-    """A head of backward attention: an :class:`export.bundle.exportable.Exportable`.
+    """A head of backward attention or a bias: an :class:`export.bundle.exportable.Exportable`.
 
     Attributes:
         base: bundle of the language model that the head was trained on.
@@ -108,7 +115,7 @@ class TrainedHead(NamedTuple):
         identity: of that model.
     """
 
-    head: BackwardHead
+    head: Head
     base: Path
     name: str
     identity: BaseIdentity
@@ -121,7 +128,8 @@ class TrainedHead(NamedTuple):
         Raises:
             UsageError: the base generates no text or was made from another model, or the head has the literal form.
         """
-        layers, vocabulary = fold(self.head), self.head.config.vocabulary
+        layers = fold(self.head)
+        vocabulary = layers[0].keys.shape[2]
         manifest = _base_manifest(self.base, self.identity, vocabulary)
         example, most = _example(), manifest.max_batch_size
         axes = {name: {axis: of for axis, of in enumerate(named) if of != "one"} for name, named in _AXES.items()}
@@ -155,10 +163,11 @@ class TrainedHead(NamedTuple):
             profile={name: Profile(*zip(*(sizes[of] for of in _AXES[name]), strict=True)) for name in _AXES},
         )
         tensors = {"logits": vocabulary, "alpha": 1}
+        what = "Bias" if isinstance(self.head, VocabularyBias) else "Head of backward attention"
         made = Manifest(
             name=self.name,
             version=1,
-            description=f"Head of backward attention for {manifest.name} {manifest.version}",
+            description=f"{what} for {manifest.name} {manifest.version}",
             inputs=tuple(TensorSpec(name, "FP32", (-1, size)) for name, size in tensors.items()),
             outputs=(TensorSpec("moved", "FP32", (-1, vocabulary)),),
             max_batch_size=most,

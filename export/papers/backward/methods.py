@@ -20,7 +20,7 @@ from export.generate.formats import Example, Source, read_source
 from export.generate.model import Base, positions_of
 from export.generate.tokenizer import EncodedExample, TextTokenizer
 from export.generate.train import read_corpus
-from export.papers.backward.training import LowRankAdapter, Temperature, VocabularyBias, new_head
+from export.papers.backward.training import LowRankAdapter, Temperature, new_bias, new_head
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -105,7 +105,7 @@ SHOWN = Method("frozen model, examples in the prompt", shows=True)
 HEAD = Method("backward attention", _head(dims=DIMS))
 ADAPTER = Method("low-rank adapter", _seeded(_adapter))
 TEMPERATURE = Method("temperature", _seeded(lambda base: Temperature()))
-BIAS = Method("vocabulary bias", _seeded(lambda base: VocabularyBias(base.vocabulary)))
+BIAS = Method("vocabulary bias", lambda base, seed: new_bias(base))
 LORA = Method("LoRA", _lora, of_model=True)
 _COMPARED = (
     FROZEN,

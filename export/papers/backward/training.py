@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -25,6 +25,7 @@ from edge.errors import Raw, UsageError
 from export.data.tokens import sorted_batches
 from export.errors import CheckpointError, DataError
 from export.generate.evaluate import completion_limit, evaluate, padded
+from export.generate.finetune import trainable
 from export.generate.model import Base, BaseIdentity, LastStates, ReadOut, positions_of
 from export.generate.tokenizer import EncodedExample
 from export.generate.train import Corpus
@@ -38,8 +39,8 @@ from export.training.recipe import Recipe
 from export.training.runs import RunConfig, RunMetrics, read_config
 from export.training.trainer import train
 
-#: Name of the model in the record.
-MODEL = "backward-head"
+#: Names of the models in the record.
+MODEL, BIAS = "backward-head", "vocabulary-bias"
 #: For heads and controls alike.
 RECIPE = Recipe(epochs=1, peak_learning_rate=1e-2, batch_size=256, warmup_share=0.05, schedule="cosine", clip_norm=1.0)
 
@@ -69,6 +70,10 @@ class VocabularyBias(nn.Module):
     def forward(self, logits: Tensor, hidden: Tensor) -> Tensor:
         """Return z' [N, V] for z [N, V]."""
         return logits + self.bias
+
+
+#: What has a run of its own, and bundles.
+Head: TypeAlias = BackwardHead | VocabularyBias
 
 
 class LowRankAdapter(nn.Module):
@@ -226,8 +231,13 @@ def new_head(base: Base, seed: int, **shape: Any) -> BackwardHead:
         return BackwardHead(config, base.embeddings).to(base.device)
 
 
+def new_bias(base: Base) -> VocabularyBias:
+    """Return a bias of zeros on a model's device."""
+    return VocabularyBias(base.vocabulary).to(base.device)
+
+
 def train_head(
-    head: BackwardHead,
+    head: Head,
     base: Base,
     corpus: Corpus,
     directory: str | Path,
@@ -237,7 +247,7 @@ def train_head(
     tensorboard: Path | None = None,
     observer: Observer = SILENT,
 ) -> RunMetrics:
-    """Train a head, measure it on the hold-out, and write its run directory.
+    """Train a head or a bias, measure it on the hold-out, and write its run directory.
 
     The metrics are those of :func:`export.generate.evaluate.evaluate`, of the model with the head. The state of an
     unfinished run is kept beside the directory; the same call resumes from it.
@@ -261,23 +271,29 @@ def train_head(
     with base.revised(head) as model:
         limit = completion_limit(train_rows)
         measures = evaluate(model, base.tokenizer, "holdout", corpus.holdout, max_tokens=limit)
-    metrics = trained.metrics(head.parameter_count, measures)
+    metrics = trained.metrics(trainable(head), measures)
     record = provenance(trainer=f"{trained.steps} steps, {recipe}", data=data, seed=seed)
-    arguments = {"config": msgspec.to_builtins(head.config), "base": msgspec.to_builtins(base.identity)}
-    config = RunConfig(MODEL, arguments, record, precision="fp32", processor=processor())
+    name, arguments = BIAS, {"base": msgspec.to_builtins(base.identity)}
+    if isinstance(head, BackwardHead):
+        name, arguments["config"] = MODEL, msgspec.to_builtins(head.config)
+    config = RunConfig(name, arguments, record, precision="fp32", processor=processor())
     save(directory, head, config, metrics, files.finished())
     files.remove()
     return metrics
 
 
-def load_head(directory: str | Path, base: Base) -> BackwardHead:
-    """Read a head of a language model from a run directory, in evaluation mode on the model's device.
+def load_head(directory: str | Path, base: Base) -> Head:
+    """Read a head or a bias of a language model from a run directory, in evaluation mode on the model's device.
 
     Raises:
-        CheckpointError: the directory is no whole run of a head, or one of another language model.
+        CheckpointError: the directory is no whole run of either, or one of another language model.
     """
+    models: dict[str, Callable[..., Head]] = {
+        MODEL: partial(create, base.embeddings),
+        BIAS: lambda **arguments: new_bias(base),
+    }
     config = read_config(directory)
-    if config.model == MODEL:
+    if config.model in models:
         try:
             recorded = msgspec.convert(config.arguments.get("base"), BaseIdentity)
         except msgspec.ValidationError as error:
@@ -287,7 +303,7 @@ def load_head(directory: str | Path, base: Base) -> BackwardHead:
                 f"a head of {one.name} with SHA-256 {one.sha256[:12]}…" for one in (recorded, base.identity)
             )
             raise _foreign(directory, given, expected)
-    head, _, _ = load(directory, {MODEL: partial(create, base.embeddings)})
+    head, _, _ = load(directory, models)
     return head.to(base.device)
 
 
