@@ -11,8 +11,8 @@ from edge.bundles.manifest import Measure
 from export.generate.formats import Source
 from export.training.options import seed_option
 
-#: Peak learning rate of adapters, unless options say otherwise.
-RATE = 1e-3
+#: Peak learning rates of adapters and of all weights, unless options say otherwise.
+RATE, FULL_RATE = 1e-3, 1e-4
 
 #: Metrics in the table of an evaluation, beside the exact match.
 _SHOWN = ("cross_entropy", "perplexity", "rmse", "unparsable", "token_precision", "token_recall", "token_f1")
