@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from edge.bundles.manifest import Measure
-from export.papers.backward import mismatch, run
+from export.generate.model import BaseIdentity
+from export.papers.backward import calculators, mismatch, run
 from export.papers.backward.methods import FROZEN, HEAD
-from export.papers.experiment import REPORT, read_settings, report_on
+from export.papers.experiment import REPORT, SETTINGS, Experiment, read_settings, report_on
 from export.report.table import Table, with_tables, write_pages
-from export.training.intervals import Difference, Mean, bounds_of
+from export.training.intervals import Difference, Mean, bounds_of, with_interval
+
+E = TypeVar("E", mismatch.Mismatch, calculators.FinetunedCalculators)
 
 HERE = Path(__file__).parent
 PAGE, RESULTS = HERE / "RESULTS.md", HERE / "results"
@@ -32,31 +35,42 @@ _KEPT = {
 }
 
 
-def experiments(results: Path) -> tuple[run.HeadComparison, mismatch.Mismatch]:
-    """Return the comparison and the mismatch as they were run, without their models."""
-    return (
-        run.HeadComparison(read_settings(results / "compare", run.ComparisonSettings), results / "compare"),
-        mismatch.Mismatch(read_settings(results / "mismatch", mismatch.MismatchSettings), results / "mismatch"),
-    )
+def _finished(name: str, kind: type[E], settings: type[msgspec.Struct]) -> dict[Path, E]:
+    """Return the experiments in the directories below one of the results, without their models."""
+    places = sorted(path.parent for path in (RESULTS / name).glob(f"*/{SETTINGS}"))
+    return {place: kind(read_settings(place, settings), place) for place in places}
 
 
 def pages() -> dict[Path, str]:
-    """Return RESULTS.md and both reports, with their tables made from the records."""
-    experiment, other = experiments(RESULTS)
-    comparison = report_on(experiment, RESULTS / "compare", plots=False)
-    mismatched = report_on(other, RESULTS / "mismatch", plots=False)
-    switches, conditions = mismatched.tables
-    losses, answers, *_ = comparison.tables
+    """Return RESULTS.md and all reports, with their tables made from the records."""
+    comparison = run.HeadComparison(read_settings(RESULTS / "compare", run.ComparisonSettings), RESULTS / "compare")
+    mismatches = _finished("mismatch", mismatch.Mismatch, mismatch.MismatchSettings)
+    finetuned = _finished("models", calculators.FinetunedCalculators, calculators.CalculatorSettings)
+    every: dict[Path, Experiment[Any]] = {RESULTS / "compare": comparison, **mismatches, **finetuned}
+    reports = {place: report_on(one, place, plots=False) for place, one in every.items()}
+    losses, answers, *_ = reports[RESULTS / "compare"].tables
+    switched, conditions, scored = [], [], []
+    for place, one in mismatches.items():
+        switches, all_conditions = reports[place].tables
+        switched += [(_named(one.settings.base), *row) for row in switches.rows]
+        conditions += [(_named(one.settings.base), *row) for row in all_conditions.rows]
+    for place, other in finetuned.items():
+        scored += [(_named(other.settings.base), *row) for row in reports[place].tables[0].rows]
     tables = {
         "compare": losses,
         f"compare/records.jsonl.xz, {_RECORDS}/compare/beam.json": _answers(answers),
-        f"mismatch, {_RECORDS}/models/calculator-char-test.json": _calculators(conditions.rows),
-        "mismatch": switches,
+        f"mismatch, {_RECORDS}/models": _calculators(conditions, scored),
+        "mismatch": switches._replace(heads=("model", *switches.heads), rows=switched, texts=3),
         "reduce": _reduced(),
     }
     by_record = {f"{_RECORDS}/{name}": table for name, table in tables.items()}
-    reports = {RESULTS / "compare" / REPORT: comparison.page, RESULTS / "mismatch" / REPORT: mismatched.page}
-    return {PAGE: with_tables(PAGE.read_text(), f"python -m {_COMMAND}", by_record), **reports}
+    written = {place / REPORT: report.page for place, report in reports.items()}
+    return {PAGE: with_tables(PAGE.read_text(), f"python -m {_COMMAND}", by_record), **written}
+
+
+def _named(base: BaseIdentity) -> str:
+    origin, _, _ = base.dequantized_from.partition(", SHA-256")
+    return f"{base.name}, dequantized from {origin}" if origin else base.name
 
 
 def _answers(answers: Table) -> Table:
@@ -77,8 +91,12 @@ def _answers(answers: Table) -> Table:
     return answers._replace(rows=rows)
 
 
-def _calculators(conditions: Sequence[Sequence[object]]) -> Table:
+def _calculators(conditions: Sequence[Sequence[object]], scored: Sequence[Sequence[Any]]) -> Table:
     rows: list[tuple[object, ...]] = [(f"{name}, QLoRA (paper 000)", 1, *of) for name, of in _PAPER.items()]
+    for model, trained, _, seeds, _, *shares in scored:
+        rows.append(
+            (f"{model}, {trained}", seeds, *(with_interval(of.value, of.interval, "{:.1f}".format) for of in shares))
+        )
     measured = {measure.split: _percent(measure) for measure in _exact("models/calculator-char-test.json")}
     of_splits = [measured[f"calculator/{split.replace(' ', '_')}"] for split in _SPLITS]
     rows.append(("calculator-char, trained on 1,717 of the 1,907 expressions alone", 1, *of_splits))
@@ -86,7 +104,8 @@ def _calculators(conditions: Sequence[Sequence[object]]) -> Table:
         ("math-small, LoRA of rank 32", "FP32", "FP32, its own"),
         ("math-small rounded to NF4, LoRA of rank 32, merged into FP32", "NF4", "FP32, merged"),
     ):
-        answers = [row[-1] for row in conditions if row[:3] == (base, used, "once") and row[3] != mismatch.TRAINED]
+        key = ("math-small", base, used, "once")
+        answers = [row[-1] for row in conditions if row[:4] == key and row[4] != mismatch.TRAINED]
         rows.append((name, 3, *answers))
     return Table("Calculators", ("model", "seeds", *_SPLITS), rows)
 
