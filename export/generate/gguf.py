@@ -32,10 +32,12 @@ def dequantize(file: Path, directory: Path) -> str:
     except ImportError as error:
         fix = "Install it with pip install gguf."
         raise UsageError("gguf", given=Raw(error), expected="an importable package", fix=fix) from None
+    # Releases without such a setting always dequantize.
+    options = {"quantization_config": of(dequantize=True)} if (of := getattr(transformers, "GgufConfig", None)) else {}
     with _refused(file):
         kinds = {tensor.tensor_type.name for tensor in GGUFReader(file).tensors}
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=torch.float32, local_files_only=True
+            file.parent, gguf_file=file.name, dtype=torch.float32, local_files_only=True, **options
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     if (kind := model.config.model_type) not in ARCHITECTURES:
