@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -15,8 +15,6 @@ from export.papers.backward.methods import FROZEN, HEAD
 from export.papers.experiment import REPORT, SETTINGS, Experiment, read_settings, report_on
 from export.report.table import Table, with_tables, write_pages
 from export.training.intervals import Difference, Mean, bounds_of, with_interval
-
-E = TypeVar("E", mismatch.Mismatch, calculators.FinetunedCalculators)
 
 HERE = Path(__file__).parent
 PAGE, RESULTS = HERE / "RESULTS.md", HERE / "results"
@@ -35,17 +33,22 @@ _KEPT = {
 }
 
 
-def _finished(name: str, kind: type[E], settings: type[msgspec.Struct]) -> dict[Path, E]:
-    """Return the experiments in the directories below one of the results, without their models."""
-    places = sorted(path.parent for path in (RESULTS / name).glob(f"*/{SETTINGS}"))
-    return {place: kind(read_settings(place, settings), place) for place in places}
+def _places(name: str) -> list[Path]:
+    """Return the directories of experiments below one of the results, one for each model."""
+    return sorted(path.parent for path in (RESULTS / name).glob(f"*/{SETTINGS}"))
 
 
 def pages() -> dict[Path, str]:
     """Return RESULTS.md and all reports, with their tables made from the records."""
     comparison = run.HeadComparison(read_settings(RESULTS / "compare", run.ComparisonSettings), RESULTS / "compare")
-    mismatches = _finished("mismatch", mismatch.Mismatch, mismatch.MismatchSettings)
-    finetuned = _finished("models", calculators.FinetunedCalculators, calculators.CalculatorSettings)
+    mismatches = {
+        place: mismatch.Mismatch(read_settings(place, mismatch.MismatchSettings), place)
+        for place in _places("mismatch")
+    }
+    finetuned = {
+        place: calculators.FinetunedCalculators(read_settings(place, calculators.CalculatorSettings), place)
+        for place in _places("models")
+    }
     every: dict[Path, Experiment[Any]] = {RESULTS / "compare": comparison, **mismatches, **finetuned}
     reports = {place: report_on(one, place, plots=False) for place, one in every.items()}
     losses, answers, *_ = reports[RESULTS / "compare"].tables
