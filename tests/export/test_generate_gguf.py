@@ -9,7 +9,7 @@ import torch
 from export.cli.language import language
 from export.errors import CheckpointError
 from export.generate.model import Base, identity_of, save_backbone
-from tests.support.language_models import bpe, tiny_of
+from tests.support.language_models import bpe
 from tests.support.task_data import invoke
 
 gguf = pytest.importorskip("gguf", reason="pip install gguf")
@@ -29,6 +29,15 @@ LAYER = {
 OTHERS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
+def tiny_llama():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=bpe().size, **shape, **heads)).eval()
+
+
 def write_gguf(path, model, tokenizer):
     """Write a Llama as llama.cpp does: all matrices of whole blocks of 32 inputs in Q8_0, the rest in FP32."""
     config, writer = model.config, gguf.GGUFWriter(path, "llama")
@@ -38,8 +47,6 @@ def write_gguf(path, model, tokenizer):
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
@@ -73,7 +80,7 @@ def write_gguf(path, model, tokenizer):
 
 
 def test_a_gguf_becomes_a_model_that_says_what_it_was(tmp_path):
-    original, path = tiny_of("llama", bpe()), tmp_path / "tiny.gguf"
+    original, path = tiny_llama(), tmp_path / "tiny.gguf"
     write_gguf(path, original, bpe())
     printed = json.loads(invoke(language, "dequantize", path, "--out", tmp_path / "model", "--json"))
     base = Base(tmp_path / "model")
