@@ -224,7 +224,7 @@ class Recurrent(nn.Module):
     def _states(self, x: Tensor, direction: int) -> Tensor:
         inputs = (x @ self.input_weight[direction].T + self.bias[direction]).unbind(1)  # T of [N, gates * units]
         weight = self.state_weight[direction]
-        state = memory = x.new_zeros(len(x), self.units)
+        state = memory = x.new_zeros(x.shape[0], self.units)
         states = []
         for one in inputs:
             if self.cell == "RNN":
