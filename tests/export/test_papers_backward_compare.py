@@ -299,7 +299,7 @@ def test_a_second_begin_token_adds_exactly_one_token():
 def test_a_token_in_front_moves_the_others_unless_their_places_are_kept(kind, has_adapters):
     plain = tiny_gpt2() if kind == "gpt2" else tiny_of(kind, bpe())
     model = with_lora(plain, 2, 0).eval() if has_adapters else plain
-    ids = torch.tensor([[bpe().end, *range(5, 12)]])
+    ids = torch.arange(4, 12)[None]  # of the end, which pads, the embedding of some models is 0
     more = torch.cat([ids[:, :1], ids], dim=1)
     places = torch.tensor([[0, *range(8)]])
     expected = plain(more, position_ids=places, attention_mask=torch.ones_like(more)).logits
