@@ -17,7 +17,15 @@ from edge.files import sha256
 from export.bundle.exported import print_exported
 from export.bundle.outputs import check_bundle, check_name, check_run, check_workspace
 from export.generate.formats import source_of
-from export.generate.options import FULL_RATE, RATE, data_option, files_of, language_seed_option, limit_option
+from export.generate.options import (
+    FULL_RATE,
+    RATE,
+    data_option,
+    files_of,
+    language_seed_option,
+    limit_option,
+    tuning_precision_option,
+)
 from export.papers.experiment import SETTINGS
 from export.report.table import print_measures
 from export.training.loading import loading_torch
@@ -235,7 +243,7 @@ def compare(
 @click.option("--rank", type=click.IntRange(1), default=32, show_default=True, help="Of the adapters; the paper's.")
 @click.option("--epochs", type=click.IntRange(1), default=20, show_default=True, help="Passes; the best one is kept.")
 @click.option("--lr", type=FloatRange(0, min_open=True), default=RATE, show_default=True, help="Peak learning rate.")
-@precision_option(default="fp32", help="Precision of the multiplications in training; scores are in fp32.")
+@tuning_precision_option
 @limit_option
 @_resumed_option
 @device_option

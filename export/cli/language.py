@@ -24,6 +24,7 @@ from export.generate.options import (
     language_seed_option,
     limit_option,
     rows_by_file,
+    tuning_precision_option,
 )
 from export.report.table import print_measures
 from export.training.loading import loading_torch
@@ -154,7 +155,7 @@ def train(
 @limit_option
 @language_seed_option
 @runs_option("the model, which becomes OUT/NAME")
-@precision_option(default="fp32", help="Precision of the multiplications in training; scores are in fp32.")
+@tuning_precision_option
 @device_option
 @tensorboard_option
 @replace_option("an earlier model of that name")
@@ -219,7 +220,7 @@ def dequantize(file: Path, out: Path, as_json: bool) -> None:
     """Make a model that can be fine-tuned of a GGUF file.
 
     The weights in FILE have a few bits each, and get as many as torch computes with. They are not the published ones,
-    and config.json of the model, and of all that are made from it, says so. Needs the package gguf.
+    and config.json of the model, and of all that are made from it, says so.
     """
     check_run("--out", out, {"FILE": file}, replace=False)
     with loading_torch():

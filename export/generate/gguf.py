@@ -24,25 +24,32 @@ def dequantize(file: Path, directory: Path) -> str:
 
     Raises:
         UsageError: the package gguf is not installed.
-        CheckpointError: transformers cannot read the file, the architecture is another one, or the disk refuses.
+        CheckpointError: transformers cannot read the file, weights are missing, the architecture is another one, or the
+            disk refuses.
     """
     transformers = transformers_package()
     try:
         from gguf import GGUFReader
     except ImportError as error:
-        fix = "Install it with pip install gguf."
+        fix = "Install it with pip install 'fewheads[language]'."
         raise UsageError("gguf", given=Raw(error), expected="an importable package", fix=fix) from None
     # Releases without such a setting always dequantize.
     options = {"quantization_config": of(dequantize=True)} if (of := getattr(transformers, "GgufConfig", None)) else {}
     with _refused(file):
         kinds = {tensor.tensor_type.name for tensor in GGUFReader(file).tensors}
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=torch.float32, local_files_only=True, **options
+        model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+            file.parent,
+            gguf_file=file.name,
+            dtype=torch.float32,
+            local_files_only=True,
+            output_loading_info=True,
+            **options,
         )
+        if model.config.model_type not in ARCHITECTURES:
+            raise ValueError(f"a model of type {model.config.model_type}")
+        for name in sorted(loading["missing_keys"]):
+            raise ValueError(f"no weights {name}")  # transformers draws them
         tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    if (kind := model.config.model_type) not in ARCHITECTURES:
-        fix = "Give a model of one of them."
-        raise CheckpointError(f"{file}", given=kind, expected=f"one of {', '.join(ARCHITECTURES)}", fix=fix)
     origin = f"{file.name} with {', '.join(sorted(kinds))}, SHA-256 {file_sha256(file)[:12]}…"
     model.hf_quantizer = None  # transformers refuses to write what it read from a GGUF otherwise
     if hasattr(model.config, "quantization_config"):
@@ -60,6 +67,6 @@ def dequantize(file: Path, directory: Path) -> str:
 def _refused(file: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError, ImportError) as error:
         fix = f"Give a file of a model of {', '.join(ARCHITECTURES)}, as llama.cpp writes it."
         raise CheckpointError(f"{file}", given=Raw(error), expected="a GGUF that transformers reads", fix=fix) from None

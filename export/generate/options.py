@@ -9,7 +9,7 @@ import click
 
 from edge.bundles.manifest import Measure
 from export.generate.formats import Source
-from export.training.options import seed_option
+from export.training.options import precision_option, seed_option
 
 #: Peak learning rates of adapters and of all weights, unless options say otherwise.
 RATE, FULL_RATE = 1e-3, 1e-4
@@ -27,6 +27,9 @@ data_option = click.option(
 )
 limit_option = click.option("--limit", type=click.IntRange(1), help="Examples of each file, at most.  [default: all]")
 language_seed_option = seed_option("Of everything that is drawn.")
+tuning_precision_option = precision_option(
+    default="fp32", help="Precision of the multiplications in training; scores are in fp32."
+)
 
 
 def files_of(sources: Sequence[Source]) -> dict[str, Path]:

@@ -1,18 +1,20 @@
 """Language models of GGUF files."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
 import torch
 
+from edge.errors import UsageError
 from export.cli.language import language
 from export.errors import CheckpointError
 from export.generate.model import Base, identity_of, save_backbone
 from tests.support.language_models import bpe
 from tests.support.task_data import invoke
 
-gguf = pytest.importorskip("gguf", reason="pip install gguf")
+gguf = pytest.importorskip("gguf")
 
 #: Names in a GGUF of what a layer has.
 LAYER = {
@@ -38,7 +40,7 @@ def tiny_llama():
     return LlamaForCausalLM(LlamaConfig(vocab_size=bpe().size, **shape, **heads)).eval()
 
 
-def write_gguf(path, model, tokenizer):
+def write_gguf(path, model, tokenizer, without=""):
     """Write a Llama as llama.cpp does: all matrices of whole blocks of 32 inputs in Q8_0, the rest in FP32."""
     config, writer = model.config, gguf.GGUFWriter(path, "llama")
     writer.add_context_length(config.max_position_embeddings)
@@ -65,6 +67,8 @@ def write_gguf(path, model, tokenizer):
         else:
             _, _, layer, part = plain.split(".", 3)
             written = f"blk.{layer}.{LAYER[part]}"
+        if written == without:
+            continue
         heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(written[6:])
         if heads:  # llama.cpp rotates pairs of neighbours
             values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
@@ -101,8 +105,29 @@ def test_a_gguf_becomes_a_model_that_says_what_it_was(tmp_path):
     assert identity_of(tmp_path / "derived").dequantized_from == printed["dequantized_from"]
 
 
-def test_another_file_is_refused(tmp_path):
-    (tmp_path / "broken.gguf").write_bytes(b"no model")
-    with pytest.raises(CheckpointError, match=r"broken.gguf: got .*, expected a GGUF that transformers reads. Give a"):
+@pytest.mark.parametrize(
+    ("write", "given"),
+    [
+        (lambda path: path.write_bytes(b"no model"), ".*"),
+        (
+            lambda path: write_gguf(path, tiny_llama(), bpe(), without="blk.1.ffn_up"),
+            "no weights .*1.mlp.up_proj.weight",
+        ),
+    ],
+    ids=["no GGUF", "missing weights"],
+)
+def test_a_broken_file_is_refused(write, given, tmp_path):
+    write(tmp_path / "broken.gguf")
+    message = (
+        f"broken.gguf: got {given}, expected a GGUF that transformers reads. Give a file of a model of gpt2, .* as"
+    )
+    with pytest.raises(CheckpointError, match=message):
         invoke(language, "dequantize", tmp_path / "broken.gguf", "--out", tmp_path / "model")
     assert not (tmp_path / "model").exists()
+
+
+def test_gguf_has_to_be_installed(tmp_path, monkeypatch):
+    (tmp_path / "tiny.gguf").touch()
+    monkeypatch.setitem(sys.modules, "gguf", None)  # imports of it fail
+    with pytest.raises(UsageError, match=r"gguf: .* Install it with pip install 'fewheads\[language"):
+        invoke(language, "dequantize", tmp_path / "tiny.gguf", "--out", tmp_path / "model")

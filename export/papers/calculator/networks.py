@@ -1,7 +1,7 @@
 """The calculator's networks, by the names of their bundles; shapes are in :mod:`export.papers.calculator.specs`.
 
-Training runs the equations of recurrent networks step by step; ONNX gets its own operators RNN, LSTM and GRU, but the
-steps of a recurrence with a PReLU, for which it has none.
+Training runs the equations of recurrent networks step by step; ONNX gets its own operators RNN, LSTM and GRU. It
+has none for a recurrence with a PReLU, whose steps it gets.
 """
 
 from __future__ import annotations
