@@ -357,15 +357,14 @@ def test_one_command_fine_tunes_calculators_that_answer_as_those_of_finetune_and
     base = Base(tmp_path / "toy")
     assert by_way["all weights"][1] == base.model.num_parameters() > by_way["LoRA of rank 2"][1] > 0
     records = read_records(tmp_path / "out", CalculatorRecord)
-    for name, options in (("all-weights", ("--full",)), ("LoRA-of-rank-2", ("--rank", 2))):
+    for way, options in (("all-weights", ("--full",)), ("LoRA-of-rank-2", ("--rank", 2))):
+        name, right = way.lower(), records[f"{way}-seed0"].right
         data = ("--data", "calculator:train", "--lr", 3e-2, "--out", tmp_path, *options, *shared)
         invoke(language, "finetune", name, "--backbone", tmp_path / "toy", *data)
-        tests = (
-            argument for split in records[f"{name}-seed0"].right for argument in ("--data", split.replace("/", ":"))
-        )
+        tests = (argument for split in right for argument in ("--data", split.replace("/", ":")))
         measured = json.loads(invoke(language, "evaluate", tmp_path / name, *tests, *shared[:2], "--json"))["measures"]
         expected = {of["split"]: of["value"] for of in measured if of["metric"] == "exact_match"}
-        assert {split: np.mean(of) for split, of in records[f"{name}-seed0"].right.items()} == expected
+        assert {split: np.mean(of) for split, of in right.items()} == expected
         assert any(expected.values()), "answers of which none is right would also be those of other models"
     both = [records[f"all-weights-seed{seed}"].right["calculator/in_range"] for seed in range(2)]
     assert by_way["all weights"][4]["value"] == pytest.approx(100 * np.mean(both))
