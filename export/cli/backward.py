@@ -1,8 +1,9 @@
-"""The commands ``fewheads language head``, ``export-head``, ``compare``, ``chunks`` and ``mismatch``."""
+"""The commands ``fewheads language head``, ``export-head``, ``compare``, ``chunks``, ``mismatch``, ``calculator``."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,15 @@ from edge.files import sha256
 from export.bundle.exported import print_exported
 from export.bundle.outputs import check_bundle, check_name, check_run, check_workspace
 from export.generate.formats import source_of
-from export.generate.options import RATE, data_option, files_of, language_seed_option, limit_option
+from export.generate.options import (
+    FULL_RATE,
+    RATE,
+    data_option,
+    files_of,
+    language_seed_option,
+    limit_option,
+    tuning_precision_option,
+)
 from export.papers.experiment import SETTINGS
 from export.report.table import print_measures
 from export.training.loading import loading_torch
@@ -25,6 +34,7 @@ from export.training.options import (
     device_option,
     out_option,
     plots_option,
+    precision_option,
     replace_option,
     repository_option,
     seeded,
@@ -37,7 +47,10 @@ from export.training.watch import watching
 
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
+    from export.generate.formats import Example
+    from export.generate.train import Corpus
     from export.training.device import DeviceName
+    from export.training.recipe import Precision
 
 
 _seeds_option = click.option(
@@ -304,6 +317,7 @@ def chunks(
 @click.option("--rank", type=click.IntRange(1), default=32, show_default=True, help="Of the adapters; the paper's.")
 @click.option("--epochs", type=click.IntRange(1), default=20, show_default=True, help="Passes; the best one is kept.")
 @click.option("--lr", type=FloatRange(0, min_open=True), default=RATE, show_default=True, help="Peak learning rate.")
+@tuning_precision_option
 @limit_option
 @_resumed_option
 @device_option
@@ -316,6 +330,7 @@ def mismatch(
     rank: int,
     epochs: int,
     lr: float,
+    precision: Precision,
     limit: int | None,
     out: Path,
     device: DeviceName,
@@ -341,12 +356,75 @@ def mismatch(
         read = {name: some for source in splits for name, some in read_source(source, limit).items()}
     settings = MismatchSettings(
         base=base.identity,
-        data={name: sha256(msgspec.json.encode(some)) for name, some in {"train": corpus.train, **read}.items()},
+        data=_hashes(corpus, read),
         begin=begin_of(base.tokenizer),
         rank=rank,
         epochs=epochs,
         rate=lr,
+        precision=precision,
         seeds=seeds,
         processor=processor(),
     )
     run_experiment(Mismatch(settings, out, base, (corpus, read)), out, as_json=as_json, plots=False)
+
+
+def _hashes(corpus: Corpus, tests: Mapping[str, Sequence[Example]]) -> dict[str, str]:
+    return {name: sha256(msgspec.json.encode(some)) for name, some in {"train": corpus.train, **tests}.items()}
+
+
+@click.command()
+@click.argument("backbone", type=DIRECTORY)
+@_seeds_option
+@click.option("--rank", type=click.IntRange(1), default=32, show_default=True, help="Of the adapters; the paper's.")
+@click.option("--epochs", type=click.IntRange(1), default=10, show_default=True, help="Passes; the best one is kept.")
+@click.option("--lr", type=FloatRange(0, min_open=True), default=RATE, show_default=True, help="Peak, of adapters.")
+@click.option(
+    "--full-lr", type=FloatRange(0, min_open=True), default=FULL_RATE, show_default=True, help="Peak, of all weights."
+)
+@precision_option()
+@limit_option
+@_resumed_option
+@device_option
+@json_option
+def calculator(
+    backbone: Path,
+    seeds: int,
+    rank: int,
+    epochs: int,
+    lr: float,
+    full_lr: float,
+    precision: Precision,
+    limit: int | None,
+    out: Path,
+    device: DeviceName,
+    as_json: bool,
+) -> None:
+    """Fine-tune a language model as a calculator (paper 000).
+
+    Trains all weights of BACKBONE, and LoRA adapters on it, on the calculator's expressions, and counts the right
+    answers to others in range, out of range and long. Writes records.jsonl, a line after each training, and report.md.
+    """
+    check_workspace("--out", out, {"BACKBONE": backbone}, settings=SETTINGS)
+    with loading_torch("loading torch, model and data"):
+        from export.generate.formats import read_source
+        from export.generate.model import Base
+        from export.generate.train import read_corpus
+        from export.papers.backward.calculators import CalculatorSettings, FinetunedCalculators
+        from export.papers.experiment import run_experiment
+
+        base = Base(backbone, device)
+        corpus = read_corpus([source_of("calculator:train")], seed=0, limit=limit)
+        tests = [source_of(f"calculator:{split}") for split in ("in_range", "out_of_range", "long")]
+        read = {name: some for source in tests for name, some in read_source(source, limit).items()}
+    settings = CalculatorSettings(
+        base=base.identity,
+        data=_hashes(corpus, read),
+        rank=rank,
+        epochs=epochs,
+        rate=lr,
+        full_rate=full_lr,
+        precision=precision,
+        seeds=seeds,
+        processor=processor(),
+    )
+    run_experiment(FinetunedCalculators(settings, out, base, (corpus, read)), out, as_json=as_json, plots=False)

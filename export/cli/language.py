@@ -12,11 +12,20 @@ from edge.cli.options import FloatRange
 from edge.cli.output import json_option, print_json, print_table, progress, working
 from edge.errors import UsageError
 from export.bundle.exported import print_exported
-from export.bundle.outputs import check_bundle, check_name
-from export.cli.backward import chunks, compare, export_head, head, mismatch
+from export.bundle.outputs import check_bundle, check_name, check_run
+from export.cli.backward import calculator, chunks, compare, export_head, head, mismatch
 from export.generate.files import check_language_model
 from export.generate.formats import read_source, source_of
-from export.generate.options import RATE, data_option, files_of, language_seed_option, limit_option, rows_by_file
+from export.generate.options import (
+    FULL_RATE,
+    RATE,
+    data_option,
+    files_of,
+    language_seed_option,
+    limit_option,
+    rows_by_file,
+    tuning_precision_option,
+)
 from export.report.table import print_measures
 from export.training.loading import loading_torch
 from export.training.options import (
@@ -41,8 +50,8 @@ if TYPE_CHECKING:
     from export.training.recipe import Precision
     from export.training.runs import RunMetrics
 
-#: Rank of adapters, unless options say otherwise, and the rate of all weights.
-_RANK, _FULL_RATE = 8, 1e-4
+#: Rank of adapters, unless options say otherwise.
+_RANK = 8
 #: Prompts to choose golden ones from, if there are no data.
 _PROMPTS = ("Question: What is 3 + 4?\nAnswer:", "The", "Once upon a time", "1, 2, 3,", "Hello", "In the year 2000")
 _MOST_PROMPTS = 12
@@ -134,7 +143,7 @@ def train(
 @click.option(
     "--lr",
     type=FloatRange(0, min_open=True),
-    help=f"Peak learning rate.  [default: {RATE:g}; {_FULL_RATE:g} with --full]",
+    help=f"Peak learning rate.  [default: {RATE:g}; {FULL_RATE:g} with --full]",
 )
 @click.option(
     "--base-precision",
@@ -146,6 +155,7 @@ def train(
 @limit_option
 @language_seed_option
 @runs_option("the model, which becomes OUT/NAME")
+@tuning_precision_option
 @device_option
 @tensorboard_option
 @replace_option("an earlier model of that name")
@@ -162,6 +172,7 @@ def finetune(
     limit: int | None,
     seed: int,
     out: Path,
+    precision: Precision,
     device: DeviceName,
     tensorboard: Path | None,
     replace: bool,
@@ -184,8 +195,9 @@ def finetune(
         from export.generate.model import Base
         from export.generate.train import read_corpus
 
-        rate = lr or (_FULL_RATE if full else RATE)
-        tuning = Tuning(rank=None if full else rank or _RANK, base=base_precision, epochs=epochs, rate=rate)
+        rate = lr or (FULL_RATE if full else RATE)
+        of_adapters = None if full else rank or _RANK
+        tuning = Tuning(rank=of_adapters, base=base_precision, epochs=epochs, rate=rate, precision=precision)
         base = Base(backbone, device)
         corpus = read_corpus(sources, seed=seed, limit=limit)
     with watching(name) as watch:
@@ -198,6 +210,27 @@ def _print_trained(name: str, directory: Path, metrics: RunMetrics, *, as_json: 
         print_json({"model": str(directory), **further, "metrics": metrics})
     else:
         print_measures(name, str(directory), metrics)
+
+
+@language.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@out_option("Directory for the model.")
+@json_option
+def dequantize(file: Path, out: Path, as_json: bool) -> None:
+    """Make a model that can be fine-tuned of a GGUF file.
+
+    The weights in FILE have a few bits each, and get as many as torch computes with. They are not the published ones,
+    and config.json of the model, and of all that are made from it, says so.
+    """
+    check_run("--out", out, {"FILE": file}, replace=False)
+    with loading_torch():
+        from export.generate.gguf import dequantize as dequantized
+    with working(f"reading {file}"):
+        origin = dequantized(file, out)
+    if as_json:
+        print_json({"model": str(out), "dequantized_from": origin})
+    else:
+        click.echo(f"{out}: {origin}")
 
 
 @language.command()
@@ -392,5 +425,5 @@ def export(
     print_exported([(exported, time.perf_counter() - started)], as_json=as_json)
 
 
-for _command in (head, compare, chunks, mismatch, export_head):
+for _command in (head, compare, chunks, mismatch, calculator, export_head):
     language.add_command(_command)

@@ -64,8 +64,8 @@ def train(
 
     MODEL is calculator-NAME, with oracle, gate, softmax-gate, term-network, baseline, fnn2, fnn3, rnn2, lstm, bilstm,
     gru, transformer4 or transformer5 for NAME; calculator for all of these; calculator-NAME with a control for NAME,
-    lstm-public, lstm128, bilstm18 or transformer0; calculator-stack, which computes longer expressions; looped-linear,
-    looped-sparse, looped-tree or looped-relu.
+    rnn-prelu, lstm-public, lstm128, bilstm18 or transformer0; calculator-stack, which computes longer expressions;
+    looped-linear, looped-sparse, looped-tree or looped-relu.
     """
     names = _names(models)
     if epochs and set(names) <= set(LOOPED):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -22,10 +22,12 @@ from torch.nn import functional
 from edge.errors import Raw, UsageError
 from export.generate.files import ADAPTER
 from export.generate.model import Base, linear_layers
-from export.generate.train import Corpus, train_to_directory
+from export.generate.tokenizer import EncodedExample
+from export.generate.train import Corpus, LanguageObjective, train_to_directory
 from export.training.objective import SILENT, Observer
-from export.training.recipe import Recipe
+from export.training.recipe import Precision, Recipe
 from export.training.runs import RunMetrics
+from export.training.trainer import Trained, train
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -50,12 +52,14 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
         base: precision of the frozen weights while the adapters train.
         epochs: passes over the examples; the hold-out chooses one.
         rate: the learning rate after the warm-up.
+        precision: of the multiplications in training.
     """
 
     rank: int | None
     base: BasePrecision = "fp32"
     epochs: int
     rate: float
+    precision: Precision = "fp32"
 
     def __post_init__(self) -> None:
         if self.rank is None and self.base != "fp32":
@@ -66,7 +70,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def recipe(self) -> Recipe:
         """The settings of the training loop."""
-        return replace(_RECIPE, epochs=self.epochs, peak_learning_rate=self.rate)
+        return replace(_RECIPE, epochs=self.epochs, peak_learning_rate=self.rate, precision=self.precision)
 
 
 def finetune(
@@ -93,7 +97,7 @@ def finetune(
         DataError: no example fits.
         UsageError: peft is not installed.
     """
-    model: nn.Module = unfrozen(base.model) if tuning.rank is None else adapted(base.model, tuning, seed)
+    model = _untrained(base.model, tuning, seed)
 
     def finish() -> tuple[PreTrainedModel, dict[str, bytes]]:
         if tuning.rank is None:
@@ -122,6 +126,38 @@ def finetune(
         observer=observer,
         finish=finish,
     )
+
+
+def tuned(
+    model: PreTrainedModel,
+    tuning: Tuning,
+    train_on: Sequence[EncodedExample],
+    holdout: Sequence[EncodedExample],
+    *,
+    seed: int,
+    state: Path,
+    observer: Observer = SILENT,
+) -> tuple[Any, Trained]:
+    """Fine-tune a copy of a model, and return it, with its adapters apart, if any, and how it was trained.
+
+    Args:
+        state: as in :func:`export.training.trainer.train`.
+    """
+    copied, recipe = _untrained(model, tuning, seed), tuning.recipe
+    objective = LanguageObjective(
+        copied,
+        train_on,
+        holdout,
+        seed=seed,
+        batch_size=recipe.batch_size,
+        steps_per_epoch=-(-len(train_on) // recipe.batch_size),
+        precision=recipe.precision,
+    )
+    return copied, train(objective, recipe, seed=seed, state=state, observer=observer)
+
+
+def _untrained(model: PreTrainedModel, tuning: Tuning, seed: int) -> nn.Module:
+    return unfrozen(model) if tuning.rank is None else adapted(model, tuning, seed)
 
 
 def unfrozen(model: PreTrainedModel) -> PreTrainedModel:

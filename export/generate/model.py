@@ -68,7 +68,7 @@ def new_gpt2(vocabulary: int, dim: int, layers: int, heads: int, positions: int,
     Raises:
         UsageError: transformers is not installed.
     """
-    transformers = _transformers()
+    transformers = transformers_package()
     config = transformers.GPT2Config(
         vocab_size=vocabulary,
         n_embd=dim,
@@ -94,13 +94,13 @@ def load_backbone(directory: str | Path) -> PreTrainedModel:
         UsageError: transformers is not installed.
     """
     directory = Path(directory)
-    architecture = _architecture(directory / CONFIG)
+    architecture = _configuration(directory / CONFIG).get("model_type")
     if architecture not in ARCHITECTURES:
         subject = f"{directory / CONFIG} field model_type"
         raise CheckpointError(subject, given=architecture, expected=f"one of {', '.join(ARCHITECTURES)}", fix=_FIX)
     if not (directory / WEIGHTS).is_file() and not (directory / INDEX).is_file():
         raise _broken(directory, "no weights", f"{WEIGHTS} or {INDEX}")
-    transformers = _transformers()
+    transformers = transformers_package()
     try:
         model, loading = transformers.AutoModelForCausalLM.from_pretrained(
             directory, local_files_only=True, use_safetensors=True, dtype=torch.float32, output_loading_info=True
@@ -159,20 +159,30 @@ def positions_of(model: PreTrainedModel) -> int:
 
 def linear_layers(model: PreTrainedModel) -> list[nn.Module]:
     """Return the linear layers of a model but the last, which makes the logits."""
-    kinds = (nn.Linear, _transformers().pytorch_utils.Conv1D)
+    kinds = (nn.Linear, transformers_package().pytorch_utils.Conv1D)
     last = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     return [module for module in model.modules() if isinstance(module, kinds) and module is not last]
 
 
-class BaseIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BaseIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Which language model a head is for: the name of its directory, and a SHA-256.
 
     The hash is over the names and hashes of config.json, tokenizer.json and the weights' files: each of them decides
     what the model's states mean.
+
+    Attributes:
+        dequantized_from: the GGUF file that the weights were read from, see :func:`export.generate.gguf.dequantize`.
     """
 
     name: str
     sha256: str
+    dequantized_from: str = ""
+
+    @property
+    def described(self) -> str:
+        """The model, for people."""
+        origin = f", dequantized from {self.dequantized_from}" if self.dequantized_from else ""
+        return f"{self.name} with SHA-256 {self.sha256[:12]}…{origin}"
 
 
 def identity_of(directory: Path) -> BaseIdentity:
@@ -180,8 +190,9 @@ def identity_of(directory: Path) -> BaseIdentity:
     single = directory / WEIGHTS
     files = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
     files += [file for name in (CONFIG, TOKENIZER) if (file := directory / name).is_file()]
-    hashes = "".join(f"{file.name} {_sha256(file)}\n" for file in files)
-    return BaseIdentity(directory.resolve().name, hashlib.sha256(hashes.encode()).hexdigest())
+    hashes = "".join(f"{file.name} {file_sha256(file)}\n" for file in files)
+    origin = _configuration(directory / CONFIG).get("dequantized_from", "")
+    return BaseIdentity(directory.resolve().name, hashlib.sha256(hashes.encode()).hexdigest(), str(origin))
 
 
 class LastStates(nn.Module):
@@ -261,7 +272,8 @@ class _RevisedReadOut(nn.Module):
         return revised.reshape(*hidden.shape[:-1], -1)
 
 
-def _transformers() -> Any:
+def transformers_package() -> Any:
+    """Return the package transformers; a UsageError says that it is not installed."""
     try:
         import transformers
     except ImportError as error:
@@ -272,9 +284,9 @@ def _transformers() -> Any:
     return transformers
 
 
-def _architecture(path: Path) -> object:
+def _configuration(path: Path) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any]).get("model_type")
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except OSError as error:
         raise _broken(path, error.strerror, "the configuration of a Hugging Face model") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -285,7 +297,8 @@ def _broken(path: Path, given: object, expected: str) -> CheckpointError:
     return CheckpointError(f"{path}", given=Raw(given), expected=expected, fix=_FIX)
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file of any size."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while data := file.read(_CHUNK_BYTES):

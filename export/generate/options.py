@@ -9,10 +9,10 @@ import click
 
 from edge.bundles.manifest import Measure
 from export.generate.formats import Source
-from export.training.options import seed_option
+from export.training.options import precision_option, seed_option
 
-#: Peak learning rate of adapters, unless options say otherwise.
-RATE = 1e-3
+#: Peak learning rates of adapters and of all weights, unless options say otherwise.
+RATE, FULL_RATE = 1e-3, 1e-4
 
 #: Metrics in the table of an evaluation, beside the exact match.
 _SHOWN = ("cross_entropy", "perplexity", "rmse", "unparsable", "token_precision", "token_recall", "token_f1")
@@ -27,6 +27,9 @@ data_option = click.option(
 )
 limit_option = click.option("--limit", type=click.IntRange(1), help="Examples of each file, at most.  [default: all]")
 language_seed_option = seed_option("Of everything that is drawn.")
+tuning_precision_option = precision_option(
+    default="fp32", help="Precision of the multiplications in training; scores are in fp32."
+)
 
 
 def files_of(sources: Sequence[Source]) -> dict[str, Path]:

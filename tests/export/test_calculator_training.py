@@ -35,6 +35,7 @@ PARAMETERS = {
     "calculator-fnn2": 6_211,
     "calculator-fnn3": 8_893,
     "calculator-rnn2": 222_464,
+    "calculator-rnn-prelu": 218_698,
     "calculator-lstm": 6_511,
     "calculator-lstm-public": 6_511,
     "calculator-lstm128": 83_329,
@@ -117,6 +118,18 @@ def test_states_of_a_gru_are_those_of_the_papers_equations():
         r = torch.sigmoid(state @ u_r.T + token @ w_r.T + b_r)  # (8)
         candidate = torch.tanh((r * state) @ u_h.T + token @ w_h.T + b_h)  # (9)
         state = (1 - z) * state + z * candidate  # (10)
+        expected.append(state)
+    torch.testing.assert_close(layer(x), torch.stack(expected, dim=1))
+
+
+def test_states_of_an_rnn_with_a_prelu_are_those_of_the_papers_equation():
+    layer, x = random_recurrent("PReLU")
+    nn.init.normal_(layer.slopes)
+    ((w_xh, w_hh, b_h),) = gates(layer, 0)
+    state, expected = torch.zeros(4, 5), []
+    for token in x.unbind(1):
+        inside = token @ w_xh.T + state @ w_hh.T + b_h
+        state = torch.where(inside > 0, inside, layer.slopes[0] * inside)
         expected.append(state)
     torch.testing.assert_close(layer(x), torch.stack(expected, dim=1))
 

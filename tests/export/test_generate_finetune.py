@@ -132,7 +132,7 @@ def test_the_directory_is_the_fp32_base_with_the_adapter_in_it(backbone, base, n
     assert abs(values["cross_entropy"] - own["cross_entropy"]) > 1e-3
     record = json.loads((directory / "training.json").read_text())
     assert record["arguments"]["base"]["sha256"] == base.identity.sha256
-    assert record["arguments"]["tuning"] == {"rank": 3, "base": "nf4", "epochs": 2, "rate": 0.1}
+    assert record["arguments"]["tuning"] == {"rank": 3, "base": "nf4", "epochs": 2, "rate": 0.1, "precision": "fp32"}
 
 
 def test_an_adapter_moves_to_another_base_and_leaves_both_as_they_are(base):

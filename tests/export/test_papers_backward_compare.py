@@ -21,6 +21,7 @@ from export.generate.formats import Example, Source, parse_answer, read_source, 
 from export.generate.model import Base, LastStates, identity_of, positions_of, save_backbone
 from export.generate.tokenizer import train_characters
 from export.generate.train import read_corpus
+from export.papers.backward.calculators import CalculatorRecord
 from export.papers.backward.methods import ADAPTER, FROZEN, GROUPS, HEAD, METHODS, RULES, SHOWN, read_task, shown
 from export.papers.backward.mismatch import BEGINS, AdapterRecord, Mismatch, MismatchSettings, begin_of, moved_back
 from export.papers.backward.run import ComparisonSettings, HeadComparison, MethodRecord
@@ -384,11 +385,11 @@ def test_a_second_begin_token_adds_exactly_one_token():
     assert tokenizer.begin == []
 
 
-@pytest.mark.parametrize("has_adapters", [False, True])
-def test_a_token_in_front_moves_the_others_unless_their_places_are_kept(has_adapters):
-    plain = tiny_gpt2()
+@pytest.mark.parametrize(("kind", "has_adapters"), [("gpt2", False), ("gpt2", True), ("gemma3_text", True)])
+def test_a_token_in_front_moves_the_others_unless_their_places_are_kept(kind, has_adapters):
+    plain = tiny_gpt2() if kind == "gpt2" else tiny_of(kind, bpe())
     model = with_lora(plain, 2, 0).eval() if has_adapters else plain
-    ids = torch.tensor([[bpe().end, *range(5, 12)]])
+    ids = torch.arange(4, 12)[None]  # of the end, which pads, the embedding of some models is 0
     more = torch.cat([ids[:, :1], ids], dim=1)
     places = torch.tensor([[0, *range(8)]])
     expected = plain(more, position_ids=places, attention_mask=torch.ones_like(more)).logits
@@ -401,7 +402,7 @@ def test_a_token_in_front_moves_the_others_unless_their_places_are_kept(has_adap
 
 
 def test_one_command_scores_all_conditions_and_resumes(tmp_path):
-    save_backbone(tiny_gpt2(), bpe(), tmp_path / "toy")
+    save_backbone(tiny_of("gemma3_text", bpe()), bpe(), tmp_path / "toy")
 
     def run():
         arguments = ("--limit", 20, "--epochs", 1, "--rank", 2, "--seeds", 1, "--device", "cpu", "--json")
@@ -429,3 +430,34 @@ def test_one_command_scores_all_conditions_and_resumes(tmp_path):
     assert run() == printed
     again = json.loads(records.read_text().splitlines()[1])
     assert {**again, "seconds": 0} == {**json.loads(second), "seconds": 0}
+
+
+def test_one_command_fine_tunes_calculators_that_answer_as_those_of_finetune_and_resumes(tmp_path):
+    save_backbone(tiny_of("llama", bpe()), bpe(), tmp_path / "toy")
+    shared = ("--limit", 20, "--epochs", 8, "--device", "cpu", "--json")
+
+    def run():
+        arguments = ("--rank", 2, "--full-lr", 3e-2, "--lr", 3e-2, "--seeds", 2, "--precision", "fp32", *shared)
+        return json.loads(invoke(language, "calculator", tmp_path / "toy", "--out", tmp_path / "out", *arguments))
+
+    printed = run()
+    (table,) = printed["tables"]
+    by_way = {row[0]: row for row in table["rows"]}
+    assert table["heads"][4:] == ["calculator/in_range", "calculator/out_of_range", "calculator/long"]
+    base = Base(tmp_path / "toy")
+    assert by_way["all weights"][1] == base.model.num_parameters() > by_way["LoRA of rank 2"][1] > 0
+    records = read_records(tmp_path / "out", CalculatorRecord)
+    for way, options in (("all-weights", ("--full",)), ("LoRA-of-rank-2", ("--rank", 2))):
+        name, right = way.lower(), records[f"{way}-seed0"].right
+        data = ("--data", "calculator:train", "--lr", 3e-2, "--out", tmp_path, *options, *shared)
+        invoke(language, "finetune", name, "--backbone", tmp_path / "toy", *data)
+        tests = (argument for split in right for argument in ("--data", split.replace("/", ":")))
+        measured = json.loads(invoke(language, "evaluate", tmp_path / name, *tests, *shared[:2], "--json"))["measures"]
+        expected = {of["split"]: of["value"] for of in measured if of["metric"] == "exact_match"}
+        assert {split: np.mean(of) for split, of in right.items()} == expected
+        assert any(expected.values()), "answers of which none is right would also be those of other models"
+    both = [records[f"all-weights-seed{seed}"].right["calculator/in_range"] for seed in range(2)]
+    assert by_way["all weights"][4]["value"] == pytest.approx(100 * np.mean(both))
+    lines = (tmp_path / "out" / "records.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "out" / "records.jsonl").write_text("".join(lines[:-1]))
+    assert run() == printed

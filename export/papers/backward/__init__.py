@@ -2,7 +2,8 @@
 
 - :mod:`export.papers.backward.head` and :mod:`export.papers.backward.training` have the head, its controls and their
   training; :mod:`export.papers.backward.bundle` exports a head
-- :mod:`export.papers.backward.run`, :mod:`export.papers.backward.chunks` and :mod:`export.papers.backward.mismatch` are
-  experiments of :mod:`export.papers.experiment`; :mod:`export.papers.backward.tables` makes the published tables again
+- :mod:`export.papers.backward.run`, :mod:`export.papers.backward.chunks`, :mod:`export.papers.backward.calculators` and
+  :mod:`export.papers.backward.mismatch` are experiments of :mod:`export.papers.experiment`;
+  :mod:`export.papers.backward.tables` makes the published tables again
 - :mod:`export.cli.backward` has the commands
 """

@@ -19,16 +19,16 @@ from torch import Tensor, nn
 
 from export.generate.decoding import complete_tokens
 from export.generate.evaluate import fitting, teacher_forced
-from export.generate.finetune import BasePrecision, Tuning, adapted, merged, moved, trainable
+from export.generate.finetune import BasePrecision, Tuning, merged, moved, trainable, tuned
 from export.generate.formats import Example, parse_answer, same_answer
 from export.generate.model import Base, BaseIdentity, positions_of
 from export.generate.tokenizer import TextTokenizer
-from export.generate.train import Corpus, LanguageObjective
+from export.generate.train import Corpus
 from export.papers.experiment import Experiment, Part, unfinished
 from export.report.table import Table
 from export.training.intervals import RESAMPLES, Difference, Mean, Sample, average, points, with_interval
 from export.training.provenance import Processor
-from export.training.trainer import train
+from export.training.recipe import Precision
 from export.training.watch import Watch
 
 if TYPE_CHECKING:
@@ -48,13 +48,13 @@ TRAINED = "training"
 _TOGETHER = 100
 
 
-class MismatchSettings(msgspec.Struct, frozen=True, kw_only=True):
+class MismatchSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Settings of all parts.
 
     Attributes:
         data: SHA-256 of the examples that are trained on, and then of each test split.
         begin: the tokens that stand before each text once in training.
-        rank, epochs, rate: as in :class:`export.generate.finetune.Tuning`.
+        rank, epochs, rate, precision: as in :class:`export.generate.finetune.Tuning`.
     """
 
     base: BaseIdentity
@@ -63,6 +63,7 @@ class MismatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     epochs: int
     rate: float
+    precision: Precision = "fp32"
     seeds: int
     processor: Processor
 
@@ -158,13 +159,13 @@ class Mismatch(Experiment[AdapterRecord]):
     def compute(self, part: Part, watch: Watch) -> AdapterRecord:
         """Train an adapter, and score it under all conditions."""
         base, seed = part.arguments
-        tuning = Tuning(rank=self.settings.rank, base=base, epochs=self.settings.epochs, rate=self.settings.rate)
-        model, size = adapted(self._base.model, tuning, seed), tuning.recipe.batch_size
+        settings = self.settings
+        tuning = Tuning(
+            rank=settings.rank, base=base, epochs=settings.epochs, rate=settings.rate, precision=settings.precision
+        )
         rows = ([self._once.encode(example) for example in of] for of in (self._train, self._holdout))
-        steps = -(-len(self._train) // size)
-        objective = LanguageObjective(model, *rows, seed=seed, batch_size=size, steps_per_epoch=steps)
         state = unfinished(self._out, part) / "state"
-        trained = train(objective, tuning.recipe, seed=seed, state=state, observer=watch)
+        model, trained = tuned(self._base.model, tuning, *rows, seed=seed, state=state, observer=watch)
         models: dict[bool, Any] = {False: model, True: merged(moved(model, self._base.model))}
         conditions = list(product(models, BEGINS, self._splits))
         scores = []
@@ -206,11 +207,12 @@ class Mismatch(Experiment[AdapterRecord]):
     def text(self, records: Mapping[str, AdapterRecord]) -> str:
         """Return how the results came about."""
         settings, seeds = self.settings, len({part.arguments[1] for part in self.parts() if part.name in records})
+        products = "" if settings.precision == "fp32" else ", with products in BF16 in training"
         return (
             f"{_agreement(records)}\n\n"
-            f"Written by `fewheads language mismatch`, on {settings.base.name} with SHA-256 "
-            f"{settings.base.sha256[:12]}…, by LoRA of rank {settings.rank} on all linear layers but the last, "
-            f"{settings.epochs} epochs at {settings.rate:g}, {seeds} seeds. The base is in FP32 or rounded to NF4 "
+            f"Written by `fewheads language mismatch`, on {settings.base.described}, by LoRA of rank {settings.rank} "
+            f"on all linear layers but the last, {settings.epochs} epochs at {settings.rate:g}, {seeds} "
+            f"seeds{products}. The base is in FP32 or rounded to NF4 "
             "while an adapter trains, and the adapter is used on that base or merged into the FP32 base. Texts begin "
             f"with the tokens {list(settings.begin)}, once in training. The second time, these move all other tokens "
             "by so many places; with places kept, the others stay where they were in training, and the first tokens "

@@ -254,10 +254,10 @@ class HeadComparison(Experiment[MethodRecord]):
             else ""
         )
         return (
-            f"Written by `fewheads language compare`, on {settings.base.name} with SHA-256 {settings.base.sha256[:12]}…"
-            f". Each method had the same {settings.limit:,} training examples of a task at most, {settings.epochs} "
-            f"times; the head has d = {DIMS}, the adapter and LoRA about as many parameters. The learning rate is one "
-            f"of {rates}, by the cross-entropy on a hold-out of the training splits, chosen with the first seed. Each "
+            f"Written by `fewheads language compare`, on {settings.base.described}. Each method had the "
+            f"same {settings.limit:,} training examples of a task at most, {settings.epochs} times; the head has "
+            f"d = {DIMS}, the adapter and LoRA about as many parameters. The learning rate is one of {rates}, by the "
+            "cross-entropy on a hold-out of the training splits, chosen with the first seed. Each "
             f"was then scored once on the test split, with {settings.seeds} seeds: the cross-entropy on all examples, "
             f"answers on the first {settings.items}. {few}Intervals are of 95 %, each by itself: they add the errors "
             f"of the examples ({RESAMPLES:,} resamples) and of the seeds (Student's); differences are of the same "

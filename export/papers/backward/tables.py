@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 
 from edge.bundles.manifest import Measure
-from export.papers.backward import chunks, mismatch, run
+from export.generate.model import BaseIdentity
+from export.papers.backward import calculators, chunks, mismatch, run
 from export.papers.backward.methods import FROZEN, HEAD, RULES
-from export.papers.experiment import REPORT, SETTINGS, ExperimentReport, read_settings, report_on
+from export.papers.experiment import REPORT, SETTINGS, Experiment, ExperimentReport, read_settings, report_on
 from export.report.table import Table, with_tables, write_pages
-from export.training.intervals import bounds_of
+from export.training.intervals import bounds_of, with_interval
 
 HERE = Path(__file__).parent
 PAGE, RESULTS = HERE / "RESULTS.md", HERE / "results"
@@ -35,40 +36,57 @@ _KEPT = {
 }
 
 
-def experiments(results: Path) -> tuple[run.HeadComparison, mismatch.Mismatch]:
-    """Return the comparison and the mismatch as they were run, without their models."""
-    return (
-        run.HeadComparison(read_settings(results / "compare", run.ComparisonSettings), results / "compare"),
-        mismatch.Mismatch(read_settings(results / "mismatch", mismatch.MismatchSettings), results / "mismatch"),
-    )
+def _places(name: str) -> list[Path]:
+    """Return the directories of experiments below one of the results, one for each model."""
+    return sorted(path.parent for path in (RESULTS / name).glob(f"*/{SETTINGS}"))
 
 
 def pages() -> dict[Path, str]:
     """Return RESULTS.md and all reports, with their tables made from the records."""
-    experiment, other = experiments(RESULTS)
-    comparison = report_on(experiment, RESULTS / "compare", plots=False)
-    mismatched = report_on(other, RESULTS / "mismatch", plots=False)
+    comparison = run.HeadComparison(read_settings(RESULTS / "compare", run.ComparisonSettings), RESULTS / "compare")
+    mismatches = {
+        place: mismatch.Mismatch(read_settings(place, mismatch.MismatchSettings), place)
+        for place in _places("mismatch")
+    }
+    finetuned = {
+        place: calculators.FinetunedCalculators(read_settings(place, calculators.CalculatorSettings), place)
+        for place in _places("models")
+    }
     memory = chunks.ChunkMemory(read_settings(RESULTS / "chunks", chunks.ChunkSettings))
-    in_chunks = report_on(memory, RESULTS / "chunks")
-    switches, conditions = mismatched.tables
-    titled = {table.title: table for table in comparison.tables}
-    losses, answers, *_ = comparison.tables
+    every: dict[Path, Experiment[Any]] = {RESULTS / "compare": comparison, **mismatches, **finetuned}
+    reports = {place: report_on(one, place, plots=False) for place, one in every.items()}
+    reports[RESULTS / "chunks"] = report_on(memory, RESULTS / "chunks")
+    compared = reports[RESULTS / "compare"].tables
+    titled = {table.title: table for table in compared}
+    losses, answers, *_ = compared
+    switched, conditions, scored = [], [], []
+    for place, one in mismatches.items():
+        switches, all_conditions = reports[place].tables
+        switched += [(_named(one.settings.base), *row) for row in switches.rows]
+        conditions += [(_named(one.settings.base), *row) for row in all_conditions.rows]
+    for place, other in finetuned.items():
+        scored += [(_named(other.settings.base), *row) for row in reports[place].tables[0].rows]
     tables = {
         "compare": losses,
         "compare#answers": _answered(answers),
         "compare#tokens": _answered(titled["F1 of the most likely tokens, mean over tokens"]),
-        f"mismatch, {_RECORDS}/models/calculator-char-test.json": _calculators(conditions.rows),
-        "mismatch": switches,
-        "chunks": in_chunks.tables[0],
+        f"mismatch, {_RECORDS}/models": _calculators(conditions, scored),
+        "mismatch": switches._replace(heads=("model", *switches.heads), rows=switched, texts=3),
+        "chunks": reports[RESULTS / "chunks"].tables[0],
         "reduce": _reduced(),
     }
-    written = {"compare": comparison.page, "mismatch": mismatched.page, "chunks": in_chunks.page}
     for name, report in further(RESULTS).items():
         tables |= dict(zip((f"{name}#losses", f"{name}#answers"), metrics_of(report), strict=True))
-        written[name] = report.page
+        reports[RESULTS / name] = report
     by_record = {f"{_RECORDS}/{name}": table for name, table in tables.items()}
+    written = {place / REPORT: report.page for place, report in reports.items()}
     page = with_tables(PAGE.read_text(), f"python -m {_COMMAND}", by_record)
-    return {PAGE: page, **{RESULTS / name / REPORT: report for name, report in written.items()}}
+    return {PAGE: page, **written}
+
+
+def _named(base: BaseIdentity) -> str:
+    origin, _, _ = base.dequantized_from.partition(", SHA-256")
+    return f"{base.name}, dequantized from {origin}" if origin else base.name
 
 
 def further(results: Path) -> dict[str, ExperimentReport[run.MethodRecord]]:
@@ -94,8 +112,12 @@ def _answered(table: Table) -> Table:
     return table._replace(rows=[row for row in table.rows if str(row[0]).split("minus: ")[-1] in _ANSWERED])
 
 
-def _calculators(conditions: Sequence[Sequence[object]]) -> Table:
+def _calculators(conditions: Sequence[Sequence[object]], scored: Sequence[Sequence[Any]]) -> Table:
     rows: list[tuple[object, ...]] = [(f"{name}, QLoRA (paper 000)", 1, *of) for name, of in _PAPER.items()]
+    for model, trained, _, seeds, _, *shares in scored:
+        rows.append(
+            (f"{model}, {trained}", seeds, *(with_interval(of.value, of.interval, "{:.1f}".format) for of in shares))
+        )
     measured = {measure.split: _percent(measure) for measure in _exact("models/calculator-char-test.json")}
     of_splits = [measured[f"calculator/{split.replace(' ', '_')}"] for split in _SPLITS]
     rows.append(("calculator-char, trained on 1,717 of the 1,907 expressions alone", 1, *of_splits))
@@ -103,7 +125,8 @@ def _calculators(conditions: Sequence[Sequence[object]]) -> Table:
         ("math-small, LoRA of rank 32", "FP32", "FP32, its own"),
         ("math-small rounded to NF4, LoRA of rank 32, merged into FP32", "NF4", "FP32, merged"),
     ):
-        answers = [row[-1] for row in conditions if row[:3] == (base, used, "once") and row[3] != mismatch.TRAINED]
+        key = ("math-small", base, used, "once")
+        answers = [row[-1] for row in conditions if row[:4] == key and row[4] != mismatch.TRAINED]
         rows.append((name, 3, *answers))
     return Table("Calculators", ("model", "seeds", *_SPLITS), rows)
 

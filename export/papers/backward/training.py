@@ -299,9 +299,7 @@ def load_head(directory: str | Path, base: Base) -> Head:
         except msgspec.ValidationError as error:
             raise _foreign(directory, error, "the identity of its language model") from None
         if recorded.sha256 != base.identity.sha256:
-            given, expected = (
-                f"a head of {one.name} with SHA-256 {one.sha256[:12]}…" for one in (recorded, base.identity)
-            )
+            given, expected = (f"a head of {one.described}" for one in (recorded, base.identity))
             raise _foreign(directory, given, expected)
     head, _, _ = load(directory, models)
     return head.to(base.device)

@@ -1,6 +1,7 @@
 """The calculator's networks, by the names of their bundles; shapes are in :mod:`export.papers.calculator.specs`.
 
-Training runs the equations of recurrent networks step by step; ONNX gets its own operators RNN, LSTM and GRU.
+Training runs the equations of recurrent networks step by step; ONNX gets its own operators RNN, LSTM and GRU. It
+has none for a recurrence with a PReLU, whose steps it gets.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from export.models.attention import MultiHeadAttention
 from export.papers.calculator.specs import SPECS
 from export.training.device import model_device
 
-Cell = Literal["RNN", "LSTM", "GRU"]
+Cell = Literal["RNN", "PReLU", "LSTM", "GRU"]
 #: The gates of a cell, in ONNX's order of their weights.
-_GATES = {"RNN": "h", "LSTM": "iofc", "GRU": "zrh"}
+_GATES = {"RNN": "h", "PReLU": "h", "LSTM": "iofc", "GRU": "zrh"}
 
 
 class Regressor(nn.Module):
@@ -185,9 +186,9 @@ def _two_layers(inputs: int, hidden: int) -> nn.Sequential:
 class Recurrent(nn.Module):
     """A recurrent layer with one bias for each gate, as in the papers and Keras; torch's own layers have two.
 
-    RNN is paper 000's section 1.1 with tanh, LSTM its equations 1 to 6, GRU its equations 7 to 10: there the reset gate
-    acts on the state before the product, and z weights the *new* state. ONNX's GRU gives z to the old state, so its
-    weights are negated in the graph.
+    PReLU is paper 000's section 1.1, RNN the same with tanh, LSTM its equations 1 to 6, GRU its equations 7 to 10:
+    there the reset gate acts on the state before the product, and z weights the *new* state. ONNX's GRU gives z to the
+    old state, so its weights are negated in the graph.
 
     Args:
         inputs: features of a token.
@@ -202,6 +203,8 @@ class Recurrent(nn.Module):
         self.input_weight = nn.Parameter(torch.empty(self.directions, gates * units, inputs))
         self.state_weight = nn.Parameter(torch.empty(self.directions, gates * units, units))
         self.bias = nn.Parameter(torch.zeros(self.directions, gates * units))
+        #: Of the PReLU, for each unit; they start at 0, as in Keras.
+        self.slopes = nn.Parameter(torch.zeros(self.directions, units)) if cell == "PReLU" else None
         # Keras' initialisation, as in the original: the kernel of all gates is one matrix there.
         for direction in range(self.directions):
             nn.init.xavier_uniform_(self.input_weight.data[direction])
@@ -211,7 +214,7 @@ class Recurrent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the states [N, T, directions * units] of tokens [N, T, inputs]."""
-        if torch.onnx.is_in_onnx_export():
+        if self.slopes is None and torch.onnx.is_in_onnx_export():
             return self._operator(x)
         both = [self._states(x, 0)]
         if self.directions == 2:
@@ -221,11 +224,13 @@ class Recurrent(nn.Module):
     def _states(self, x: Tensor, direction: int) -> Tensor:
         inputs = (x @ self.input_weight[direction].T + self.bias[direction]).unbind(1)  # T of [N, gates * units]
         weight = self.state_weight[direction]
-        state = memory = x.new_zeros(len(x), self.units)
+        state = memory = x.new_zeros(x.shape[0], self.units)
         states = []
         for one in inputs:
             if self.cell == "RNN":
                 state = torch.tanh(torch.addmm(one, state, weight.T))
+            elif self.slopes is not None:
+                state = functional.prelu(torch.addmm(one, state, weight.T), self.slopes[direction])
             elif self.cell == "LSTM":
                 i, o, f, c = torch.addmm(one, state, weight.T).chunk(4, dim=1)
                 memory = torch.sigmoid(f) * memory + torch.sigmoid(i) * torch.tanh(c)
@@ -276,6 +281,25 @@ class Rnn(Regressor):
         states = self.first(x[:, :, None])  # [N, 15, units]
         states = torch.relu(states) - self.slopes * torch.relu(-states)
         value: Tensor = self.output(self.activation(self.second(states)[:, -1]))
+        return value
+
+
+class PreluRnn(Regressor):
+    """The RNN of paper 000's section 1.1, in two layers as RNN2: a PReLU within the recurrence takes the place of tanh.
+
+    Args:
+        units: of each layer.
+    """
+
+    def __init__(self, units: int = 269) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(Recurrent("PReLU", 1, units), Recurrent("PReLU", units, units))
+        self.output = nn.Linear(units, 1)
+        glorot(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the value, which the last state has."""
+        value: Tensor = self.output(self.layers(x[:, :, None])[:, -1])
         return value
 
 
@@ -352,7 +376,7 @@ class Transformer(Regressor):
         return value
 
 
-_CLASSES = (Oracle, Gate, TermNetwork, FeedForward, Rnn, AttentiveRecurrent, Transformer)
+_CLASSES = (Oracle, Gate, TermNetwork, FeedForward, Rnn, PreluRnn, AttentiveRecurrent, Transformer)
 _BY_NAME = {network.__name__: network for network in _CLASSES}
 #: Functions that return an untrained network; they accept other arguments than those of the spec.
 NETWORKS: dict[str, Callable[..., Regressor]] = {

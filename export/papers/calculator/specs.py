@@ -145,6 +145,12 @@ SPECS: dict[str, Spec] = {
         description=f"RNN2 of paper 000: {_OUTSIDE}",
         paper=Paper(0.2730647, 0.1135200, 3.5727410, 0.3472042, 6.0766930, 0.4793787),
     ),
+    "calculator-rnn-prelu": Spec(
+        network="PreluRnn",
+        arguments={"units": 269},
+        recipe=_ADAM,
+        description=f"The RNN of paper 000's section 1.1, as wide as RNN2: {_OUTSIDE}",
+    ),
     "calculator-lstm": Spec(
         network="AttentiveRecurrent",
         arguments={"cell": "LSTM", "units": 35},
@@ -207,7 +213,8 @@ SPECS: dict[str, Spec] = {
     ),
 }
 NAMES = tuple(SPECS)
-#: Another training of the LSTM, other widths of both LSTMs, and a transformer that takes half an hour.
-CONTROLS = tuple(f"calculator-{name}" for name in ("lstm-public", "lstm128", "bilstm18", "transformer0"))
+#: Another recurrence of RNN2, another training of the LSTM, other widths of both LSTMs, and a transformer that takes
+#: half an hour.
+CONTROLS = tuple(f"calculator-{name}" for name in ("rnn-prelu", "lstm-public", "lstm128", "bilstm18", "transformer0"))
 #: What ``fewheads train calculator`` trains.
 DEFAULT_NAMES = tuple(name for name in NAMES if name not in CONTROLS)
