@@ -156,7 +156,9 @@ def rates_table(tuning: Tuning, records: Mapping[str, TrainingRecord]) -> Table:
 
 
 def _error_of(record: TrainingRecord | None) -> float | str | None:
-    return "diverged" if record and record.error is None else record and record.error
+    if record is None:
+        return None
+    return "diverged" if record.error is None else record.error
 
 
 @click.command()
