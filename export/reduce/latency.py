@@ -44,7 +44,7 @@ def compare(dense: bytes, other: bytes, feeds: Mapping[str, Array], calls: int) 
     return compared(seconds["dense"], seconds["other"])
 
 
-def measure_models(dense: nn.Module, other: nn.Module, feeds: Mapping[str, Array], calls: int = 60) -> Comparison:
+def measure_models(dense: nn.Module, other: nn.Module, feeds: Mapping[str, Array], calls: int) -> Comparison:
     """Export two models, with embeddings and task heads, and compare them; ``feeds`` decide the exported shapes."""
     models = [to_onnx(m, {n: torch.from_numpy(a) for n, a in feeds.items()}, ["output"], {}) for m in (dense, other)]
     return compare(models[0], models[1], feeds, calls)

@@ -21,7 +21,7 @@ from export.papers.looped.prompts import draw_prompts
 from export.papers.looped.recipes import Curriculum, Rising, training_plan
 from export.papers.looped.run import group_name, open_runs, tables_of, tasks_of
 from export.papers.looped.train import train_run
-from export.papers.looped.trainings import SETTINGS, Group, Trainings, TrainingsSettings, Tuning, main
+from export.papers.looped.trainings import SETTINGS, Group, Trainings, TrainingsSettings, Tuning
 from export.training.checkpoint import save
 from export.training.intervals import Sample
 from export.training.provenance import provenance
@@ -137,29 +137,31 @@ def test_one_command_writes_records_report_and_figures_and_resumes(runs, tmp_pat
 def test_trainings_take_the_rates_that_were_best_for_their_kind(tmp_path):
     small = LoopedOptions(dim=8, layers=1, steps=3)
     models = (small, msgspec.structs.replace(small, unlooped=True))
-    group, tuning = Group(("tree",), 1, models), Tuning(("linear",), models, (0.5, 1.0), 100, 64)
+    group, tuning = Group(("tree",), 1, models), Tuning(("linear",), models, (1e30, 0.5, 1.0), 100, 64)
     settings = TrainingsSettings(tuning, {"trees": group})
     run_experiment(Trainings(settings, tmp_path), tmp_path, plots=False)
     lines = [msgspec.json.decode(line) for line in (tmp_path / RECORDS).read_bytes().splitlines()]
-    assert len({line["record"]["error"] for line in lines}) == 4
-    for line, error in zip(lines, (1, 2, 2, 1), strict=True):
+    errors = [line["record"]["error"] for line in lines]
+    assert (errors[0], errors[3], len({*errors})) == (None, None, 5), "the first rate of each kind diverges"
+    for line, error in zip(lines, (None, 1, 2, None, 2, 1), strict=True):
         line["record"]["error"] = error
     (tmp_path / RECORDS).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
     experiment = Trainings(settings, tmp_path, ("trees",))
     trained = run_experiment(experiment, tmp_path, plots=False)
     names = ["tree-looped-layers1-dim8-steps3-0", "tree-unlooped-layers1-dim8-steps3-0"]
-    assert [(name, trained[name].rate) for name in list(trained)[4:]] == [*zip(names, (0.5, 1.0), strict=True)]
-    assert [row[-1] for row in experiment.tables(trained)[0].rows] == [0.5, 1.0]
+    assert [(name, trained[name].rate) for name in list(trained)[6:]] == [*zip(names, (0.5, 1.0), strict=True)]
+    table = experiment.tables(trained)[0]
+    assert [row[2:] for row in table.rows] == [("diverged", 1, 2, 0.5), ("diverged", 2, 1, 1.0)]
     runs = open_runs(tmp_path / "runs" / name for name in names)
     usual = training_plan("linear", "small").stages[0].recipe.peak_learning_rate
     assert f"peak_learning_rate={0.5 * usual}," in runs[0].training
     gated = msgspec.structs.replace(small, injection="gated", dims=3)
     more = TrainingsSettings(tuning, {"trees": msgspec.structs.replace(group, models=(*models, gated), seeds=2)})
     parts = [part.name for part in Trainings(more, tmp_path, ("trees",)).parts()]
-    assert parts[4:8] == [*names, "tree-looped-gated-layers1-dim8-dims3-steps3-0", names[0].replace("-0", "-1")]
+    assert parts[6:10] == [*names, "tree-looped-gated-layers1-dim8-dims3-steps3-0", names[0].replace("-0", "-1")]
     keep_settings(tmp_path, more, extensible=Trainings.extensible)
-    with pytest.raises(UsageError, match=r"--only: got trees, expected one of linear, sparse"):
-        main.callback(tmp_path, ("trees",), SETTINGS, None)
+    names = [part.name for part in Trainings(SETTINGS, tmp_path, tuple(SETTINGS.groups)).parts()]
+    assert len({*names}) == len(names)
 
 
 def test_an_interval_of_ratios_counts_seeds_where_there_are_several():

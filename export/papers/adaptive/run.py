@@ -93,9 +93,9 @@ class Mechanisms(Experiment[MechanismRecord]):
         opened = open_model(run)
         task, model, architecture = task_of(opened, run), opened.head, opened.architecture
         assert architecture is not None
-        of_texts = isinstance(model, SequenceClassifier | SpanClassifier)
-        if not of_texts or model.transformer.config.architecture != "bert":
-            given = Raw(f"a run on {task.name} with a {architecture.transformer.architecture}")
+        kind = architecture.transformer.architecture
+        if not isinstance(model, SequenceClassifier | SpanClassifier) or kind != "bert":
+            given = Raw(f"a run on {task.name} with a {kind}")
             expected, fix = "a BERT with one answer for a text", "Give a run on a task of GLUE, or on SQuAD."
             raise UsageError(f"{run}", given=given, expected=expected, fix=fix)
         self.settings: MechanismSettings = MechanismSettings(sha256((run / WEIGHTS).read_bytes()), recipe, limit, seeds)

@@ -30,6 +30,7 @@ def open_compared(directory: Path) -> OpenedModel:
     if found.config is None or not found.config.model.startswith(_PREFIX):
         return found
     shrink = MECHANISMS[found.config.model.removeprefix(_PREFIX)].shrink
+    assert found.head is not None
     return replace(found, head=shrink(found.head)) if shrink else found
 
 

@@ -115,7 +115,7 @@ def tables_of(records: Mapping[str, MechanismRecord]) -> list[Table]:
         return []
     sizes = [f"{'dev' if tokens is None else f'{tokens} tokens'}{f', {n} rows' * (n > 1)}" for n, tokens in lengths]
     heads = ("mechanism", "what", "seeds", "share left", "mean score", "dev", "points over full")
-    of_files = ("mechanism", "peak memory, MiB", "over full's", "INT8: points over FP32", "speed over dense FP32")
+    of_files = ("mechanism", "peak memory, MiB", "over dense", "INT8: points over FP32", "speed over dense FP32")
     return [
         Table("Mechanisms", (*heads, *(f"speed (bound), {size}" for size in sizes), "timed"), rows, texts=2),
         Table("Memory and INT8", of_files, files),

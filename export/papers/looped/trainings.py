@@ -6,6 +6,7 @@ rates first. ``trainings.json`` lists all; ``fewheads looped DIR/runs/*`` compar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from edge.errors import Raw, UsageError
+from export.errors import TrainingError
 from export.papers.experiment import Experiment, Part, compute_parts, read_records, report_experiment
 from export.papers.looped import PREFIX
 from export.papers.looped.measure import pair_errors
@@ -24,7 +25,6 @@ from export.report.table import Table
 from export.training.runs import is_run
 from export.training.watch import Watch
 
-SETTINGS = Path(__file__).with_name("trainings.json")
 #: Directories of runs, those that choose the rates in the second.
 RUNS, _TUNED = "runs", "tuning"
 _TUNING = "tuning-"
@@ -33,7 +33,7 @@ _IN_KIND = ("unlooped", "injection")
 
 
 class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The choice of rates: each of ``rates`` for a looped and an unlooped model, on prompts that nothing else sees.
+    """The choice of rates: each of ``rates`` for a looped and an unlooped model, on prompts that no other choice sees.
 
     Function classes beside ``functions`` take the rates of the first of them, and other models those of these two.
     """
@@ -53,7 +53,9 @@ class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         function = function if function in self.functions else self.functions[0]
         found = [records.get(self.name(function, replace(self.models[unlooped], rate=rate))) for rate in self.rates]
         done = [record for record in found if record]
-        return min(done, key=lambda record: record.error).rate if len(done) == len(found) else None
+        if len(done) < len(found):
+            return None
+        return min(done, key=lambda record: math.inf if record.error is None else record.error).rate
 
 
 class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,17 +67,20 @@ class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TrainingsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """See ``trainings.json``."""
+    """See :data:`SETTINGS`."""
 
     tuning: Tuning
     groups: dict[str, Group]
 
 
+SETTINGS = msgspec.json.decode(Path(__file__).with_name("trainings.json").read_bytes(), type=TrainingsSettings)
+
+
 class TrainingRecord(msgspec.Struct, frozen=True):
-    """The rate of a training, and the error on the prompts of the tuning after all pairs."""
+    """The rate of a training, and the error on the prompts of the tuning after all pairs; None if it diverged."""
 
     rate: float
-    error: float
+    error: float | None
 
 
 class Trainings(Experiment[TrainingRecord]):
@@ -110,8 +115,11 @@ class Trainings(Experiment[TrainingRecord]):
             assert rate is not None, "the rates are chosen first"
             options = replace(options, rate=rate)
         run = self._out / (_TUNED if tunes else RUNS) / part.name
-        if not is_run(run):
-            train_looped(f"{PREFIX}{function}", run, options, watch, seed=seed, device="cpu", tensorboard=None)
+        try:
+            if not is_run(run):
+                train_looped(f"{PREFIX}{function}", run, options, watch, seed=seed, device="cpu", tensorboard=None)
+        except TrainingError:
+            return TrainingRecord(options.rate, None)
         (trained,) = open_runs([run])
         shape = trained.model.config.points, trained.model.config.dims
         prompts = draw_prompts(function, self.settings.tuning.prompts, *shape, generator_of(TUNING))
@@ -120,7 +128,7 @@ class Trainings(Experiment[TrainingRecord]):
 
     def tables(self, records: Mapping[str, TrainingRecord]) -> list[Table]:
         """Return the table of the tuning, and that of the trainings."""
-        rows = [(name, records[name].rate, records[name].error) for name in records if not name.startswith(_TUNING)]
+        rows = [(name, of.rate, _error_of(of)) for name, of in records.items() if not name.startswith(_TUNING)]
         tables = [rates_table(self.settings.tuning, records)]
         tables += [Table("Trainings", ("run", "rate", "error on the prompts of the tuning"), rows)] if rows else []
         return tables
@@ -142,24 +150,24 @@ def rates_table(tuning: Tuning, records: Mapping[str, TrainingRecord]) -> Table:
             found = [records.get(tuning.name(function, replace(model, rate=rate))) for rate in tuning.rates]
             chosen = tuning.chosen(records, function, unlooped=model.unlooped)
             kind = "unlooped" if model.unlooped else "looped"
-            rows.append((function, kind, *(one.error if one else None for one in found), chosen))
+            rows.append((function, kind, *map(_error_of, found), chosen))
     heads = ("function", "model", *(f"rate {rate:g}" for rate in tuning.rates), "chosen")
     return Table("Errors by learning rate, in units of the usual one", heads, rows, 2)
 
 
+def _error_of(record: TrainingRecord | None) -> float | str | None:
+    if record is None:
+        return None
+    return "diverged" if record.error is None else record.error
+
+
 @click.command()
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Gets runs and records.")
-@click.option("--only", "groups", multiple=True, help="A group of the settings, repeatable; all by default.")
-@click.option("--settings", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=SETTINGS)
+@click.option("--only", "groups", multiple=True, type=click.Choice(list(SETTINGS.groups)), help="Repeatable; else all.")
 @click.option("--jobs", type=click.IntRange(1), help="Trainings at a time, with a thread each; a core each by default.")
-def main(out: Path, groups: tuple[str, ...], settings: Path, jobs: int | None) -> None:
+def main(out: Path, groups: tuple[str, ...], jobs: int | None) -> None:
     """Choose the rates, then train the models of the groups; the same command resumes."""
-    found = msgspec.json.decode(settings.read_bytes(), type=TrainingsSettings)
-    for name in groups:
-        if name not in found.groups:
-            given, expected = Raw(name), f"one of {', '.join(found.groups)}"
-            raise UsageError("--only", given=given, expected=expected, fix="Leave --only out for all of them.")
-    for experiment in (Trainings(found, out), Trainings(found, out, groups or tuple(found.groups))):
+    for experiment in (Trainings(SETTINGS, out), Trainings(SETTINGS, out, groups or tuple(SETTINGS.groups))):
         compute_parts(experiment, out, as_jobs=True, jobs=jobs)
     report_experiment(experiment, out, plots=False)
 
