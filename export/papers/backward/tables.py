@@ -11,6 +11,7 @@ import msgspec
 from edge.bundles.manifest import Measure
 from export.papers.backward import chunks, mismatch, run
 from export.papers.backward.methods import FROZEN, HEAD, RULES
+from export.papers.backward.scores import MethodRecord
 from export.papers.experiment import REPORT, SETTINGS, ExperimentReport, read_settings, report_on
 from export.report.table import Table, with_tables, write_pages
 from export.training.intervals import bounds_of
@@ -71,7 +72,7 @@ def pages() -> dict[Path, str]:
     return {PAGE: page, **{RESULTS / name / REPORT: report for name, report in written.items()}}
 
 
-def further(results: Path) -> dict[str, ExperimentReport[run.MethodRecord]]:
+def further(results: Path) -> dict[str, ExperimentReport[MethodRecord]]:
     """Return the reports on the further comparisons that were run."""
     found = {}
     for name in _FURTHER:
@@ -81,7 +82,7 @@ def further(results: Path) -> dict[str, ExperimentReport[run.MethodRecord]]:
     return found
 
 
-def metrics_of(report: ExperimentReport[run.MethodRecord]) -> list[Table]:
+def metrics_of(report: ExperimentReport[MethodRecord]) -> list[Table]:
     """Return cross-entropies and right answers of a comparison: by examples, without differences, if it has fewer."""
     by_examples = [table for table in report.tables if table.heads[0] == "examples"]
     return [
