@@ -24,7 +24,8 @@ from export.generate.train import read_corpus
 from export.papers.backward.calculators import CalculatorRecord
 from export.papers.backward.methods import ADAPTER, FROZEN, GROUPS, HEAD, METHODS, RULES, SHOWN, read_task, shown
 from export.papers.backward.mismatch import BEGINS, AdapterRecord, Mismatch, MismatchSettings, begin_of, moved_back
-from export.papers.backward.run import ComparisonSettings, HeadComparison, MethodRecord
+from export.papers.backward.run import ComparisonSettings, HeadComparison
+from export.papers.backward.scores import MethodRecord
 from export.papers.backward.tables import further, metrics_of
 from export.papers.backward.training import LowRankAdapter, Temperature, load_head, new_head, train_head
 from export.papers.experiment import read_records, read_settings

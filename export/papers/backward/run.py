@@ -17,7 +17,6 @@ import numpy as np
 from msgspec.structs import replace
 from torch import nn
 
-from edge.bundles.manifest import Measure
 from edge.errors import Raw
 from export.errors import TrainingError
 from export.generate.decoding import GREEDY, complete
@@ -38,7 +37,7 @@ from export.papers.backward.methods import (
     Shown,
     shown,
 )
-from export.papers.backward.scores import Scored, tables_of
+from export.papers.backward.scores import MethodRecord, Scored, tables_of
 from export.papers.backward.training import RECIPE, HeadObjective, HiddenStates, hidden_states
 from export.papers.experiment import Experiment, Part, read_records, unfinished
 from export.report.table import Table
@@ -82,30 +81,6 @@ class ComparisonSettings(msgspec.Struct, frozen=True, kw_only=True):
     rates: tuple[float, ...] = (2e-4, 1e-3, 5e-3, 2.5e-2, 1e-1)
     seeds: int
     processor: Processor
-
-
-class MethodRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A method on a task with a seed.
-
-    Attributes:
-        parameters: that were trained.
-        rate: the learning rate that was used; None without training.
-        holdout: cross-entropy by learning rate, of those that were tried; None where the training diverged.
-        shown: examples in the prompt.
-        losses: sum of the cross-entropies of each test example's tokens, to a millionth, and ``tokens`` their number.
-            There are none of another decoding, which leaves the tokens' probabilities as they are.
-        measures: precision, recall and F1 of the most likely tokens.
-        right: whether the answers to the first test examples are.
-    """
-
-    parameters: int = 0
-    rate: float | None = None
-    holdout: dict[str, float | None] = {}
-    shown: int = 0
-    losses: tuple[float, ...] = ()
-    tokens: tuple[int, ...] = ()
-    measures: tuple[Measure, ...] = ()
-    right: tuple[bool, ...]
 
 
 class _Rows(NamedTuple):

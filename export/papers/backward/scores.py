@@ -1,18 +1,41 @@
-"""The tables of the comparison of paper 004, from the records of its methods."""
+"""The records of the comparison of paper 004, one for each method, task and seed, and the tables of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
+from edge.bundles.manifest import Measure
 from export.papers.backward.methods import CONTROLS, FROZEN, HEAD
 from export.report.table import Table
 from export.training.intervals import Sample, across_seeds
 
-if TYPE_CHECKING:
-    from export.papers.backward.run import MethodRecord
+
+class MethodRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A method on a task with a seed.
+
+    Attributes:
+        parameters: that were trained.
+        rate: the learning rate that was used; None without training.
+        holdout: cross-entropy by learning rate, of those that were tried; None where the training diverged.
+        shown: examples in the prompt.
+        losses: sum of the cross-entropies of each test example's tokens, to a millionth, and ``tokens`` their number.
+            There are none of another decoding, which leaves the tokens' probabilities as they are.
+        measures: precision, recall and F1 of the most likely tokens.
+        right: whether the answers to the first test examples are.
+    """
+
+    parameters: int = 0
+    rate: float | None = None
+    holdout: dict[str, float | None] = {}
+    shown: int = 0
+    losses: tuple[float, ...] = ()
+    tokens: tuple[int, ...] = ()
+    measures: tuple[Measure, ...] = ()
+    right: tuple[bool, ...]
 
 
 class Scored(NamedTuple):
@@ -24,7 +47,7 @@ class Scored(NamedTuple):
 
 
 #: The records of all seeds.
-Groups = Mapping[Scored, Sequence["MethodRecord"]]
+Groups = Mapping[Scored, Sequence[MethodRecord]]
 
 
 def tables_of(groups: Groups, tasks: Sequence[str], limit: int) -> list[Table]:

@@ -12,6 +12,7 @@ from edge.bundles.manifest import Measure
 from export.generate.model import BaseIdentity
 from export.papers.backward import calculators, chunks, mismatch, run
 from export.papers.backward.methods import FROZEN, HEAD, RULES
+from export.papers.backward.scores import MethodRecord
 from export.papers.experiment import REPORT, SETTINGS, Experiment, ExperimentReport, read_settings, report_on
 from export.report.table import Table, with_tables, write_pages
 from export.training.intervals import bounds_of, with_interval
@@ -89,7 +90,7 @@ def _named(base: BaseIdentity) -> str:
     return f"{base.name}, dequantized from {origin}" if origin else base.name
 
 
-def further(results: Path) -> dict[str, ExperimentReport[run.MethodRecord]]:
+def further(results: Path) -> dict[str, ExperimentReport[MethodRecord]]:
     """Return the reports on the further comparisons that were run."""
     found = {}
     for name in _FURTHER:
@@ -99,7 +100,7 @@ def further(results: Path) -> dict[str, ExperimentReport[run.MethodRecord]]:
     return found
 
 
-def metrics_of(report: ExperimentReport[run.MethodRecord]) -> list[Table]:
+def metrics_of(report: ExperimentReport[MethodRecord]) -> list[Table]:
     """Return cross-entropies and right answers of a comparison: by examples, without differences, if it has fewer."""
     by_examples = [table for table in report.tables if table.heads[0] == "examples"]
     return [
