@@ -435,10 +435,10 @@ def test_one_command_scores_all_conditions_and_resumes(tmp_path):
 
 def test_one_command_fine_tunes_calculators_that_answer_as_those_of_finetune_and_resumes(tmp_path):
     save_backbone(tiny_of("llama", bpe()), bpe(), tmp_path / "toy")
-    shared = ("--limit", 20, "--epochs", 8, "--device", "cpu", "--json")
+    shared = ("--limit", 60, "--epochs", 8, "--device", "cpu", "--json")
 
     def run():
-        arguments = ("--rank", 2, "--full-lr", 3e-2, "--lr", 3e-2, "--seeds", 2, "--precision", "fp32", *shared)
+        arguments = ("--rank", 2, "--full-lr", 1e-2, "--lr", 1e-1, "--seeds", 2, "--precision", "fp32", *shared)
         return json.loads(invoke(language, "calculator", tmp_path / "toy", "--out", tmp_path / "out", *arguments))
 
     printed = run()
@@ -448,9 +448,9 @@ def test_one_command_fine_tunes_calculators_that_answer_as_those_of_finetune_and
     base = Base(tmp_path / "toy")
     assert by_way["all weights"][1] == base.model.num_parameters() > by_way["LoRA of rank 2"][1] > 0
     records = read_records(tmp_path / "out", CalculatorRecord)
-    for way, options in (("all-weights", ("--full",)), ("LoRA-of-rank-2", ("--rank", 2))):
+    for way, options in (("all-weights", ("--full", "--lr", 1e-2)), ("LoRA-of-rank-2", ("--rank", 2, "--lr", 1e-1))):
         name, right = way.lower(), records[f"{way}-seed0"].right
-        data = ("--data", "calculator:train", "--lr", 3e-2, "--out", tmp_path, *options, *shared)
+        data = ("--data", "calculator:train", "--out", tmp_path, *options, *shared)
         invoke(language, "finetune", name, "--backbone", tmp_path / "toy", *data)
         tests = (argument for split in right for argument in ("--data", split.replace("/", ":")))
         measured = json.loads(invoke(language, "evaluate", tmp_path / name, *tests, *shared[:2], "--json"))["measures"]
