@@ -32,7 +32,7 @@ _MEAN, _SICK, _QUESTIONS = "mean of STS13, STS14, STS15, STS-B dev", "SICK test"
 
 def pages() -> dict[Path, str]:
     """Return FAMILIES.md and README.md with the tables of the records."""
-    page, summary = PAGE.read_text(), list[Sequence[object]]()
+    found, summary = dict[str, Table](), list[Sequence[object]]()
     for directory in sorted(path for path in (_HERE / "families").iterdir() if path.is_dir()):
         trainings = sorted(path for path in directory.iterdir() if path.is_dir())
         manifests = [msgspec.json.decode((one / "manifest.json").read_bytes(), type=Manifest) for one in trainings]
@@ -43,20 +43,20 @@ def pages() -> dict[Path, str]:
             speeds = _speeds(manifest.tiers, evaluated) | speeds
         records.sort(key=lambda record: -record.speed.predicted[0].milliseconds)
         order = _by_speed(manifests).index
-        found = {
+        of_model = {
             "orin": _predicted(trainings, order),
             "x86": _measured(manifests, order),
             "int8": _int8(directory),
             **{table.title.partition(" ")[0].lower(): table for table in tables(records)},
         }
-        names = {f"{_RECORDS}/{directory.name}#{name}": table for name, table in found.items()}
-        page = with_tables(page, _COMMAND, names)
+        found |= {f"{_RECORDS}/{directory.name}#{name}": table for name, table in of_model.items()}
         summary += _summary(records, speeds)
     heads = (
         *("model", "on a Jetson, FP16, predicted", "on x86, FP32, INT8", "similarity", "SICK"),
         *("retrieval from the original's index", "cosine"),
     )
-    return {PAGE: page, README: with_tables(README.read_text(), _COMMAND, {_RECORDS: Table("", heads, summary)})}
+    first_screen = with_tables(README.read_text(), _COMMAND, {_RECORDS: Table("", heads, summary)})
+    return {PAGE: with_tables(PAGE.read_text(), _COMMAND, found), README: first_screen}
 
 
 def _summary(records: Sequence[RunRecord], speeds: Mapping[str, Sequence[str]]) -> Iterator[Sequence[object]]:
@@ -113,13 +113,17 @@ def _by_speed(manifests: Sequence[Manifest]) -> list[str]:
 
 
 def _measured(manifests: Sequence[Manifest], order: Callable[[str], int]) -> Table:
-    """Return the latencies that were measured here, those of a manifest in turns, and the sizes of the files."""
+    """Return the latencies that were measured here, those of a manifest in turns, and the sizes of the files.
+
+    Sizes of which the tiers take too long together have no latency in a manifest.
+    """
     rows = dict[str, Sequence[object]]()
     for manifest, tier in ((one, tier) for one in manifests for tier in one.tiers):
         sizes = {file.runtime: f"{manifest.files[file.file].size_bytes / 1e6:.1f}" for file in tier.artifacts}
         measured = [one for one in tier.latencies if isinstance(one, MeasuredLatency) and one.rows == 1]
-        cells = [text for one in measured for text in (f"{one.milliseconds:.2f}", f"{one.times_faster:.2f}×")]
-        row = (tier.name, measured[0].precision, *cells, sizes["onnxruntime"], sizes["tensorrt"])
+        cells = {one.tokens: (f"{one.milliseconds:.2f}", f"{one.times_faster:.2f}×") for one in measured}
+        times = [cell for tokens in (32, 128) for cell in cells.get(tokens, (None, None))]
+        row = (tier.name, measured[0].precision, *times, sizes["onnxruntime"], sizes["tensorrt"])
         rows.setdefault(tier.name, row)  # the original of the first training
     heads = ("tier", "precision", "32 tokens, ms", "times faster", "128 tokens, ms", "times faster")
     return Table(
