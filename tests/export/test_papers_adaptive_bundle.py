@@ -135,7 +135,7 @@ def test_other_commands_refuse_such_a_run(bundle, place, tmp_path):
     ):
         open_model(run)
     config = json.loads((run / CONFIG).read_bytes())
-    config["arguments"]["labels"] = []
+    config["arguments"]["per_token"] = True
     (run / CONFIG).write_text(json.dumps(config))
     with pytest.raises(
         CheckpointError, match=r"got no classifier of texts, expected the arguments of adaptive-skip\. Train"
