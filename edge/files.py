@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -125,8 +126,9 @@ def reserve(path: Path, size_bytes: int) -> None:
 def replaced_directory(directory: Path) -> Iterator[Path]:
     """Yield an empty directory that replaces ``directory`` atomically when the block succeeds.
 
-    If the block raises, ``directory`` stays as it was and nothing is left beside it. A killed process leaves a
-    directory that :func:`remove_abandoned` removes. Write the files in it with :func:`write_durably`.
+    Of several at once, that of the last one to end stays. If the block raises, ``directory`` stays as it was and
+    nothing is left beside it. A killed process leaves a directory that :func:`remove_abandoned` removes. Write the
+    files in it with :func:`write_durably`.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     scratch, lock = _scratch(directory)
@@ -135,12 +137,18 @@ def replaced_directory(directory: Path) -> Iterator[Path]:
         new.mkdir()
         yield new
         _sync_directory(new)
-        if directory.exists():
-            directory.rename(old)
-        new.rename(directory)
+        while new.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            with suppress(FileNotFoundError):
+                directory.rename(old)
+            try:
+                new.rename(directory)
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise  # else another process has put its own there in between
         _sync_directory(directory.parent)
     finally:
-        if old.exists() and not directory.exists():
+        if new.exists() and old.exists() and not directory.exists():
             old.rename(directory)
         shutil.rmtree(scratch, ignore_errors=True)
         os.close(lock)

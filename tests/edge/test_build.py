@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -275,6 +276,20 @@ def test_child_ends_with_its_parent_and_the_next_cleans_up(oracle, tmp_path, mon
         made = build(oracle, "onnxruntime", cache)
         assert sorted(os.listdir(cache)) == sorted([living.parent.name, made.directory.name])
     assert sorted(os.listdir(cache)) == sorted(["f" * 16, made.directory.name])
+
+
+def test_builds_that_end_at_the_same_time_replace_each_other(tmp_path):
+    directory = tmp_path / "build"
+
+    def end_often(name):
+        for _ in range(100):
+            with replaced_directory(directory) as new:
+                (new / name).touch()
+
+    with ThreadPoolExecutor(4) as builders:
+        list(builders.map(end_often, "abcd"))
+    assert len(os.listdir(directory)) == 1
+    assert os.listdir(tmp_path) == [directory.name]
 
 
 def test_child_without_memory_reports_it(oracle, tmp_path):
