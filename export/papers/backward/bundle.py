@@ -126,7 +126,7 @@ class TrainedHead(NamedTuple):
         """See :class:`export.bundle.exportable.Exportable`; no accuracy is measured.
 
         Raises:
-            UsageError: the base generates no text or was made from another model, or the head has the literal form.
+            UsageError: the base generates no text or was made from another model, or :func:`fold` refuses the head.
         """
         layers = fold(self.head)
         vocabulary = layers[0].keys.shape[2]
