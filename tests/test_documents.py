@@ -172,8 +172,9 @@ def test_the_limits_page_computes_what_it_says():
         assert re.findall(r"\d\.\d{2}", row) == [f"{ratio:.2f}" for ratio in ratios]
 
 
-def test_the_measured_table_of_glue_is_that_of_the_report():
-    report = (ROOT / "export/papers/frontier/results/report.md").read_text()
+@pytest.mark.parametrize("results", ["results", "restored"])
+def test_the_measured_tables_of_glue_are_those_of_the_reports(results):
+    report = (GLUE.parent / results / "report.md").read_text()
     table = report.split("| model |")[1].split("\n\n")[0]
     assert f"| model |{table}\n" in GLUE.read_text()
 
