@@ -81,7 +81,7 @@ def _make_encoder() -> None:
 
 
 def _sentences() -> list[str]:
-    """Return the sentences of seven words or more in the reference of the language that Python carries for ``help()``."""
+    """Return the sentences of seven words or more in the language reference that Python carries for ``help()``."""
     blocks = (block for text in topics.values() for block in text.split("\n\n") if re.match(r"\s*[A-Z]", block))
     found = (sentence for block in blocks for sentence in re.split(r"(?<=[.:])\s", " ".join(block.split())))
     return list(dict.fromkeys(sentence for sentence in found if len(sentence.split()) > 6))
