@@ -28,7 +28,7 @@ DEMO = Path(".demo")
 RUNS, REPOSITORY, CACHE = DEMO / "runs", DEMO / "repository", DEMO / "cache"
 ENCODERS, SENTENCES, OTHERS = DEMO / "encoders", DEMO / "sentences.txt", DEMO / "others.txt"
 #: Half a minute of restoration on Python's own reference. FAMILIES.md has what hundreds of thousands of passages give.
-RESTORED = ("--for", "orin-nano-super:15W", "--target-speedup", "2", "--passes", "6")
+RESTORED = ("--for", "orin-nano-super:15W", "--target-speedup", "2", "--passes", "2")
 PER_SPLIT = 100
 SHOWN = 2
 CALCULATORS = ("calculator-oracle", "calculator-gate", "calculator-fnn2", "calculator-transformer4")
@@ -82,10 +82,10 @@ def _make_encoder() -> None:
 
 
 def _sentences() -> list[str]:
-    """Return the sentences of seven words or more in the language reference that Python carries for ``help()``."""
+    """Return the sentences of 7 to 24 words in the language reference that Python carries for ``help()``."""
     blocks = (block for text in topics.values() for block in text.split("\n\n") if re.match(r"\s*[A-Z]", block))
     found = (sentence for block in blocks for sentence in re.split(r"(?<=[.:])\s", " ".join(block.split())))
-    return list(dict.fromkeys(sentence for sentence in found if len(sentence.split()) > 6))
+    return list(dict.fromkeys(sentence for sentence in found if 6 < len(sentence.split()) < 25))
 
 
 def _step(title: str, *arguments: str) -> None:
