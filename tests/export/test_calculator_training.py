@@ -159,7 +159,7 @@ def test_patience_stops_the_run_and_the_best_weights_are_restored(splits):
     assert error == pytest.approx(seen.epochs[fitted.best_epoch - 1].score.printed, rel=1e-5)
 
 
-def test_the_lstm_of_the_papers_code_learns_a_resample_in_one_order_and_stops_by_it(splits, tmp_path):
+def test_the_lstm_of_the_papers_code_learns_a_resample_in_one_order_and_is_scored_by_it(splits, tmp_path):
     seen, model, learnt = Seen(), create("calculator-lstm-public", 3), splits["train"].resampled(3)
     train_run("calculator-lstm-public", tmp_path / "run", seed=3, epochs=2, observer=seen)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-7)

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from edge.errors import FewheadsError, UsageError
 from export.cli.language import language
+from export.generate.decoding import complete
 from export.generate.evaluate import completion_limit, encode_fitting, evaluate
 from export.generate.files import is_language_model
 from export.generate.finetune import (
@@ -31,7 +32,16 @@ from export.generate.finetune import (
 from export.generate.model import Base, linear_layers, load_backbone, save_backbone
 from export.generate.train import Corpus, preset_of, train_language
 from export.training.objective import SILENT
-from tests.support.language_models import EXAMPLES, bpe, check_tokenizer_is_kept, save_with_chat, tiny_gpt2
+from tests.support.language_models import (
+    EXAMPLES,
+    bpe,
+    characters,
+    check_tokenizer_is_kept,
+    save_with_chat,
+    tiny_gpt2,
+)
+from tests.support.sample_requests import column
+from tests.support.stock_client import served_bundles
 from tests.support.task_data import Seen, invoke
 
 pytest.importorskip("transformers")
@@ -186,6 +196,24 @@ def test_the_command_writes_a_backbone_for_the_others(backbone, tmp_path):
     invoke(language, *again, "--replace")
     data = ("--data", "calculator:in_range", "--limit", 5)
     assert "exact match" in invoke(language, "evaluate", tmp_path / "one", *data)
+
+
+@pytest.mark.slow
+def test_models_with_merged_adapters_or_all_weights_trained_are_served_with_the_texts_of_torch(tmp_path):
+    save_backbone(tiny_gpt2(tokenizer=characters(), layers=1), characters(), tmp_path / "base")
+    (tmp_path / "sums.txt").write_text("".join(f"{one.prompt}\n{one.answer}\n" for one in EXAMPLES))
+    data = ("--backbone", tmp_path / "base", "--data", f"mathematics:{tmp_path}/sums.txt", "--out", tmp_path)
+    names, asked, most = ("adapters", "whole"), EXAMPLES[::5], 8
+    for name, way in zip(names, ((), ("--full",)), strict=True):
+        invoke(language, "finetune", name, *data, "--epochs", 20, "--lr", 1e-2, *way)
+        invoke(language, "export", tmp_path / name, "--name", name, "--repository", tmp_path)
+    prompts, sent = [one.prompt for one in asked], {"prompt": column(*(one.text_before for one in asked))}
+    models = [load_backbone(tmp_path / name) for name in ("base", *names)]
+    untuned, *tuned = [complete(model, characters(), prompts, most) for model in models]
+    with served_bundles([tmp_path / f"{name}-1" for name in names], tmp_path / "cache") as ask:
+        answers = [ask(name, sent, ["text"], max_tokens=most)["text"][:, 0] for name in names]
+    assert [[text.decode() for text in texts] for texts in answers] == tuned
+    assert untuned != tuned[0] != tuned[1] != untuned
 
 
 @pytest.mark.parametrize(

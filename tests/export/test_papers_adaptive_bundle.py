@@ -22,7 +22,6 @@ from export.finetune.text_tasks import TASKS
 from export.papers.adaptive.measures import head_use, measure_files
 from export.papers.adaptive.mechanisms import MECHANISMS
 from export.papers.adaptive.runs import name_of, open_compared
-from export.papers.adaptive.scores import scored_modules
 from export.quantize.calibration import calibration_feeds, plain_onnx
 from export.training.checkpoint import save
 from export.training.runs import CONFIG, PREDICTIONS, TOKENIZER
@@ -31,7 +30,9 @@ from tests.support.sample_requests import column
 from tests.support.stock_client import served_bundles
 from tests.support.task_data import encoded, invoke, make_sentiment
 
-NAMES = ("budget", "skip")
+#: Tiers of the bundles, which hold four runs each at most.
+BUNDLES = {"sst2": ("full", "budget", "skip"), "others": ("literal", "fixed", "linformer", "random")}
+NAMES = tuple(name for tiers in BUNDLES.values() for name in tiers if name != "full")
 TEXTS = [text for text, _ in make_sentiment(24, seed=3)]
 
 
@@ -40,48 +41,56 @@ def run_of(place, name):
 
 
 @pytest.fixture(scope="module")
-def bundle(place):
-    """The bundle of a dense run and of mechanisms, whose gates and masks depend on the text."""
+def bundles(place):
+    """The bundle of a dense run and of mechanisms, whose gates and masks depend on the text, and that of the others."""
     dense = place / "SST-2"
     opened = open_model(dense)
     for name in NAMES:
         model = MECHANISMS[name].modules(opened.head)
         torch.manual_seed(7)
         with torch.no_grad():
-            for module in scored_modules(model):
-                for parameter in module.scorer.parameters():
+            for parameter_name, parameter in model.named_parameters():
+                if "scorer" in parameter_name:
                     parameter.normal_(0, 10 if parameter.dim() > 1 else 0.1)
+                elif "mixing" in parameter_name:
+                    parameter.normal_()
         files = {file: (dense / file).read_bytes() for file in (PREDICTIONS, TOKENIZER)}
         save(run_of(place, name), model, replace(opened.config, model=name_of(name)), opened.metrics, files)
-    options = [option for name in ("full", *NAMES) for option in ("--tier-name", name)]
-    options += ["--repository", place, "--name", "sst2", "--json"]
-    (found,) = json.loads(invoke(export, dense, *(run_of(place, name) for name in NAMES), *options))
-    return Bundle.open(found["bundle"])
+    found = {}
+    for name, tiers in BUNDLES.items():
+        runs = [dense if tier == "full" else run_of(place, tier) for tier in tiers]
+        options = [option for tier in tiers for option in ("--tier-name", tier)]
+        options += ["--repository", place, "--name", name, "--json", *(["--no-measure"] if name == "others" else [])]
+        (one,) = json.loads(invoke(export, *runs, *options))
+        found[name] = Bundle.open(one["bundle"])
+    return found
 
 
 def models(place):
     return {name: open_compared(run_of(place, name)).head for name in NAMES}
 
 
-def test_dense_and_adaptive_tiers_answer_as_torch_does(bundle, place):
-    tiers = bundle.manifest.tiers
+def test_dense_and_adaptive_tiers_answer_as_torch_does(bundles, place):
+    tiers = [tier for bundle in bundles.values() for tier in bundle.manifest.tiers]
     assert [tier.name for tier in tiers] == ["full", "full-int8", *NAMES]
     assert [[(a.runtime, a.precision) for a in tier.artifacts] for tier in tiers[2:]] == [
         [("onnxruntime", "fp32"), ("tensorrt", "fp16")]
-    ] * 2
-    assert not any(tier.latencies for tier in tiers), "the work of a branch cannot be counted"
-    assert {"dev, tier full", "dev, tier skip"} <= {measure.split for measure in bundle.manifest.measures}
+    ] * len(NAMES)
+    sst2 = bundles["sst2"].manifest
+    assert not any(tier.latencies for tier in sst2.tiers), "the work of a branch cannot be counted"
+    assert {"dev, tier full", "dev, tier skip"} <= {measure.split for measure in sst2.measures}
     tokenizer = load_tokenizer(run_of(place, "skip"))
-    with served_bundles([bundle.path], place / "cache") as ask, torch.no_grad():
+    with served_bundles([of.path for of in bundles.values()], place / "cache") as ask, torch.no_grad():
         for name, model in models(place).items():
-            found = ask("sst2", {"text": column(*TEXTS)}, tier=name)["logits"]
+            (bundle,) = [bundle for bundle, tiers in BUNDLES.items() if name in tiers]
+            found = ask(bundle, {"text": column(*TEXTS)}, tier=name)["logits"]
             want = [model(torch.tensor([tokenizer.encode(text).ids]))[0].numpy() for text in TEXTS]
-            np.testing.assert_allclose(found, np.stack(want), atol=1e-4)
+            np.testing.assert_allclose(found, np.stack(want), atol=1e-4, err_msg=name)
 
 
 @pytest.mark.slow
 def test_trained_mechanisms_are_served_with_the_logits_of_their_records(place, tmp_path):
-    names = ("full", "global", *NAMES)
+    names = ("full", "global", *BUNDLES["sst2"][1:])
     chosen = [option for name in names[1:] for option in ("--only", name)]
     training = ("--data-dir", place, "--limit", 128, "--lr", 3e-3, "--keep-runs", "--out", tmp_path / "out")
     invoke(compare, place / "SST-2", *chosen, *training)
@@ -98,8 +107,9 @@ def test_trained_mechanisms_are_served_with_the_logits_of_their_records(place, t
     assert all(np.abs(recorded[name] - recorded["full"]).max() > 1e-3 for name in names[1:])
 
 
-def test_onnx_runtime_leaves_out_the_work_of_a_skipped_layer(bundle, place, tmp_path):
+def test_onnx_runtime_leaves_out_the_work_of_a_skipped_layer(bundles, place, tmp_path):
     model, rows = models(place)["skip"], encoded(make_sentiment(24, seed=3))
+    bundle = bundles["sst2"]
     data = bundle.read(bundle.artifact("onnxruntime", "skip").file)
     ran = [attentions_run(data, row, tmp_path) for row in calibration_feeds(rows)]
     assert set(ran) == {0, 1, 2}, "of two layers, by the text"
@@ -121,13 +131,16 @@ def attentions_run(data, row, directory):
 
 
 @with_rtx
-def test_scores_and_branches_compile(bundle, place):
-    for name in NAMES:
-        built = build(bundle, "tensorrt-rtx:SM86", place / "cache", tier=name)
-        assert (built.record.engine.attention_blocks, built.record.engine.attention_fused) == (2, True), name
+def test_scores_mixtures_and_branches_compile(bundles, place):
+    found = {}
+    for bundle, tiers in BUNDLES.items():
+        for name in set(tiers) & set(NAMES):
+            engine = build(bundles[bundle], "tensorrt-rtx:SM86", place / "cache", tier=name).record.engine
+            found[name] = (engine.attention_blocks, engine.attention_fused)
+    assert found == dict.fromkeys(NAMES, (2, True)) | {"random": (4, True)}  # heads of two widths
 
 
-def test_other_commands_refuse_such_a_run(bundle, place, tmp_path):
+def test_other_commands_refuse_such_a_run(bundles, place, tmp_path):
     run = shutil.copytree(run_of(place, "skip"), tmp_path / "run")
     with pytest.raises(
         CheckpointError,
