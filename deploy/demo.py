@@ -1,4 +1,4 @@
-"""The main job, end to end: train, export, build, serve, and query with the stock client of Triton.
+"""The main job, end to end: train, restore, export, build, serve, and query with the stock client of Triton.
 
     make demo
 
@@ -76,7 +76,7 @@ def _make_encoder() -> None:
     full, half = str(ENCODERS / "full"), str(ENCODERS / "half")
     _step("import a sentence encoder, all-MiniLM-L6-v2", "import", str(MODEL_DIR), "--out", full, "--replace")
     restored = (*RESTORED, "--distil", str(SENTENCES), "--out", half, "--replace")
-    _step("make it half as expensive for a Jetson, and restore it", "reduce", full, *restored)
+    _step("halve its predicted time on a Jetson, and restore it", "reduce", full, *restored)
     both = ("--name", "encoder", "--tier-name", "full", "--tier-name", "half", "--repository", str(REPOSITORY))
     _step("export both as tiers of one bundle", "export", full, half, *both, "--no-measure", "--replace")
 
@@ -189,7 +189,7 @@ def _search(client: triton.InferenceServerClient) -> None:
         queries = _embed(client, tier, halves)
         found = (queries @ index.T).argmax(axis=1) == np.arange(len(sentences))
         rows.append([tier, int(found.sum()), float(np.mean(np.sum(queries * exact, axis=1)))])
-    title = f"{len(sentences)} sentences, embedded by the full tier, that neither tier was trained on"
+    title = f"{len(sentences)} sentences, embedded by the full tier, that the half was not restored on"
     print_table(title, ["halves embedded by", "sentences found", "cosine to the full tier"], rows)
 
 
