@@ -27,6 +27,7 @@ from export.papers.frontier.family import best_dense, cut_out, inputs_of, train
 from export.papers.frontier.records import (
     DENSE,
     DENSE_RUNS,
+    FROZEN,
     STATIC,
     TEACHER,
     Answered,
@@ -181,6 +182,14 @@ def test_a_report_needs_the_records_alone(tmp_path):
     write_families(tmp_path, [(answered, msgspec.structs.replace(timed, speedups=speedups)), *others])
     with pytest.raises(CheckpointError, match=r"SST-2-seed0: got no times of 3x/fp32, expected times of every file"):
         invoke(frontier, "--report", "--out", tmp_path)
+
+
+def test_the_published_report_is_that_of_its_records(tmp_path):
+    published = FROZEN.parent / "restored"
+    for name in (RECORDS, SETTINGS):
+        (tmp_path / name).write_bytes((published / name).read_bytes())
+    invoke(frontier, "--report", "--no-plots", "--out", tmp_path)
+    assert (published / "report.md").read_text().startswith((tmp_path / "report.md").read_text().rstrip())
 
 
 def test_aims_allow_for_uncertainty():
