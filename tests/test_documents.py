@@ -241,7 +241,7 @@ def test_a_table_is_written_behind_its_marker_and_the_text_around_it_stays():
     page = f"Text.\n\n{marker}\n\n{{}}| a | b |\n| --- | ---: |\n| {{}} |\n\nMore text.\n\n| a |\n| --- |\n"
     table = Table("", ("a", "b"), [("x", 2.0), ("y", Difference(1, (-1, 2)))], note="A note.")
     anew = with_tables(page.format("Another note.\n\n", "old | 1"), "make it", {"records.json#b": table})
-    assert anew == page.format("A note.\n\n", "x | 2 |\n| y | +1 (-1 … +2)")
+    assert anew == page.format("A note.\n\n", "x | 2 |\n| y | +1.0 (-1.0 … +2.0)")
     assert with_tables(anew, "make it", {"records.json#b": table._replace(note="")}).startswith(
         f"Text.\n\n{marker}\n\n| a"
     )

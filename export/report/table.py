@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,8 +22,8 @@ class Table(NamedTuple):
     """A table of a report: on the terminal, in Markdown and as JSON.
 
     Attributes:
-        rows: floats are written with four digits; what has ``value`` and ``interval`` with both, differences (which
-            :class:`export.training.intervals.Difference` are) with a sign.
+        rows: floats are written with four digits; what has ``value`` and ``interval`` with both, to the second digit of
+            half the interval, and differences (which :class:`export.training.intervals.Difference` are) with a sign.
         texts: the first columns, which are texts; the others are numbers, at the right in Markdown.
         note: a paragraph before it.
     """
@@ -53,8 +54,10 @@ def cell_text(cell: object) -> str:
     if hasattr(cell, "value") and hasattr(cell, "interval"):
         from export.training.intervals import Difference, with_interval
 
-        sign = "+" if isinstance(cell, Difference) else ""
-        return with_interval(cell.value, cell.interval, lambda number: f"{round(number, 9) + 0:{sign}.4g}")
+        sign, form = "+" if isinstance(cell, Difference) else "", ".4g"
+        if cell.interval and (half := (cell.interval[1] - cell.interval[0]) / 2) > 0:
+            form = f".{max(0, 1 - math.floor(math.log10(half)))}f"
+        return with_interval(cell.value, cell.interval, lambda number: f"{round(number, 9) + 0:{sign}{form}}")
     return "" if cell is None else str(cell)
 
 
