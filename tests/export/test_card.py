@@ -32,7 +32,7 @@ def test_the_card_of_a_bundle_says_what_the_manifest_says(tmp_path):
     (result,) = card.data.eval_results
     assert (result.metric_type, result.metric_value, result.dataset_name) == ("accuracy", 0.75, "dev")
     assert manifest.description in card.text
-    assert "| accuracy | dev | 0.75 (0.6 … 0.9) | 40 | 1 |" in card.text
+    assert "| accuracy | dev | 0.75 (0.60 … 0.90) | 40 | 1 |" in card.text
     assert "| full | prediction | a board at 15W | tensorrt | fp16 | 1 | 32 | 1.25 | 1 | 2 | 2 |" in card.text
     assert "| full | measured | a processor | tensorrt | fp16 | 1 | 32 | 2.5 |  |  | 1 |" in card.text
 

@@ -99,7 +99,7 @@ def test_parts_are_recorded_once_and_reported(tmp_path, marks, capsys):
     assert (out / "report.md").read_text() == (
         "# Products\n\nSum: 5.\n\n## By seed\n\nTwo columns of numbers.\n\n"
         "| part | product | change |\n| --- | ---: | ---: |\n| seed0 | 0 |  |\n| seed1 | 5 |  |\n"
-        "| mean | 0.5 (0.25 … 0.3333) | +1 (-1 … +2) |\n\n![products](products.png)\n"
+        "| mean | 0.500 (0.250 … 0.333) | +1.0 (-1.0 … +2.0) |\n\n![products](products.png)\n"
     )
     assert (out / "products.png").read_bytes().startswith(b"\x89PNG")
     assert "seed1" in capsys.readouterr().out
