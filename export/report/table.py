@@ -54,10 +54,11 @@ def cell_text(cell: object) -> str:
     if hasattr(cell, "value") and hasattr(cell, "interval"):
         from export.training.intervals import Difference, with_interval
 
-        sign, form = "+" if isinstance(cell, Difference) else "", ".4g"
-        if cell.interval and (half := (cell.interval[1] - cell.interval[0]) / 2) > 0:
-            form = f".{max(0, 1 - math.floor(math.log10(half)))}f"
-        return with_interval(cell.value, cell.interval, lambda number: f"{round(number, 9) + 0:{sign}{form}}")
+        sign = "+" if isinstance(cell, Difference) else ""
+        if not cell.interval or (half := (cell.interval[1] - cell.interval[0]) / 2) <= 0:
+            return with_interval(cell.value, cell.interval, lambda number: f"{round(number, 9) + 0:{sign}.4g}")
+        digits = max(0, 1 - math.floor(math.log10(half)))
+        return with_interval(cell.value, cell.interval, lambda number: f"{round(number, digits) + 0:{sign}.{digits}f}")
     return "" if cell is None else str(cell)
 
 
