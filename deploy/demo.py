@@ -3,7 +3,7 @@
     make demo
 
 It leaves the trained runs in ``.demo/runs``, the built models in ``.demo/cache`` and the bundles in
-``.demo/repository``, so that ``fewheads serve .demo/repository`` works at once. It takes four to six minutes on two
+``.demo/repository``, so that ``fewheads serve .demo/repository`` works at once. It takes three to five minutes on two
 cores.
 """
 
