@@ -105,7 +105,9 @@ def _ask(client: triton.InferenceServerClient) -> bool:
     names = {model.name for model in client.get_model_repository_index().models}
     models = sorted(name for name in names if name.startswith("calculator-"))
     answers = {
-        (model, name): _infer(client, model, [splits[name].expressions[item] for item in items])
+        (model, name): _infer(client, model, "expression", [splits[name].expressions[item] for item in items], "value")[
+            :, 0
+        ]
         for model in models
         for name, items in picked.items()
     }
@@ -133,14 +135,16 @@ def _ask(client: triton.InferenceServerClient) -> bool:
 _EXACT = ("calculator-oracle", "calculator-gate")
 
 
-def _infer(client: triton.InferenceServerClient, model: str, expressions: list[str]) -> np.ndarray:
-    """One request for each expression, so that the latency shown is that of single questions."""
-    values = []
-    for text in expressions:
-        tensor = triton.InferInput("expression", [1, 1], "BYTES")
+def _infer(
+    client: triton.InferenceServerClient, model: str, given: str, texts: list[str], wanted: str, **parameters: str
+) -> np.ndarray:
+    """Return an output for each text, one request for each, so that the latency shown is that of single questions."""
+    rows = []
+    for text in texts:
+        tensor = triton.InferInput(given, [1, 1], "BYTES")
         tensor.set_data_from_numpy(np.array([[text.encode()]], dtype=np.object_))
-        values.append(client.infer(model, [tensor]).as_numpy("value")[0, 0])
-    return np.array(values)
+        rows.append(client.infer(model, [tensor], parameters=parameters).as_numpy(wanted)[0])
+    return np.array(rows)
 
 
 def _ask_looped(client: triton.InferenceServerClient) -> None:
@@ -183,24 +187,14 @@ def _search(client: triton.InferenceServerClient) -> None:
     """Find sentences by their second halves, embedded by either tier, in an index that the full tier embedded."""
     sentences = OTHERS.read_text().splitlines()
     halves = [" ".join(words[len(words) // 2 :]) for words in map(str.split, sentences)]
-    index, exact = _embed(client, "full", sentences), _embed(client, "full", halves)
+    full, half = (_infer(client, "encoder", "text", halves, "embedding", tier=tier) for tier in ("full", "half"))
+    index = _infer(client, "encoder", "text", sentences, "embedding", tier="full")
     rows = []
-    for tier in ("full", "half"):
-        queries = _embed(client, tier, halves)
+    for tier, queries in (("full", full), ("half", half)):
         found = (queries @ index.T).argmax(axis=1) == np.arange(len(sentences))
-        rows.append([tier, int(found.sum()), float(np.mean(np.sum(queries * exact, axis=1)))])
+        rows.append([tier, int(found.sum()), float(np.mean(np.sum(queries * full, axis=1)))])
     title = f"{len(sentences)} sentences, embedded by the full tier, that the half was not restored on"
     print_table(title, ["halves embedded by", "sentences found", "cosine to the full tier"], rows)
-
-
-def _embed(client: triton.InferenceServerClient, tier: str, texts: list[str]) -> np.ndarray:
-    """Return the embeddings of texts by a tier, one request for each, [texts, features]."""
-    rows = []
-    for text in texts:
-        tensor = triton.InferInput("text", [1, 1], "BYTES")
-        tensor.set_data_from_numpy(np.array([[text.encode()]], dtype=np.object_))
-        rows.append(client.infer("encoder", [tensor], parameters={"tier": tier}).as_numpy("embedding")[0])
-    return np.array(rows)
 
 
 def _show_telemetry(url: str) -> None:
