@@ -47,7 +47,8 @@ from export.training.watch import watching
 
 # torch takes seconds to import, so only the commands' bodies do it.
 if TYPE_CHECKING:
-    from export.generate.formats import Example
+    from export.generate.formats import Example, Source
+    from export.generate.model import Base
     from export.generate.train import Corpus
     from export.training.device import DeviceName
     from export.training.recipe import Precision
@@ -345,18 +346,13 @@ def mismatch(
     sources, splits = [source_of(text) for text in data], [source_of(text) for text in tests]
     check_workspace("--out", out, {"BACKBONE": backbone, **files_of([*sources, *splits])}, settings=SETTINGS)
     with loading_torch("loading torch, model and data"):
-        from export.generate.formats import read_source
-        from export.generate.model import Base
-        from export.generate.train import read_corpus
         from export.papers.backward.mismatch import Mismatch, MismatchSettings, begin_of
         from export.papers.experiment import run_experiment
 
-        base = Base(backbone, device)
-        corpus = read_corpus(sources, seed=0, limit=limit)
-        read = {name: some for source in splits for name, some in read_source(source, limit).items()}
+        base, examples, hashes = _loaded(backbone, device, sources, splits, limit)
     settings = MismatchSettings(
         base=base.identity,
-        data=_hashes(corpus, read),
+        data=hashes,
         begin=begin_of(base.tokenizer),
         rank=rank,
         epochs=epochs,
@@ -365,11 +361,22 @@ def mismatch(
         seeds=seeds,
         processor=processor(),
     )
-    run_experiment(Mismatch(settings, out, base, (corpus, read)), out, as_json=as_json, plots=False)
+    run_experiment(Mismatch(settings, out, base, examples), out, as_json=as_json, plots=False)
 
 
-def _hashes(corpus: Corpus, tests: Mapping[str, Sequence[Example]]) -> dict[str, str]:
-    return {name: sha256(msgspec.json.encode(some)) for name, some in {"train": corpus.train, **tests}.items()}
+def _loaded(
+    backbone: Path, device: DeviceName, sources: Sequence[Source], splits: Sequence[Source], limit: int | None
+) -> tuple[Base, tuple[Corpus, Mapping[str, Sequence[Example]]], dict[str, str]]:
+    """Return the model, what it trains and is tested on, and the hashes of these."""
+    from export.generate.formats import read_source
+    from export.generate.model import Base
+    from export.generate.train import read_corpus
+
+    base = Base(backbone, device)
+    corpus = read_corpus(sources, seed=0, limit=limit)
+    tests = {name: some for source in splits for name, some in read_source(source, limit).items()}
+    hashes = {name: sha256(msgspec.json.encode(some)) for name, some in {"train": corpus.train, **tests}.items()}
+    return base, (corpus, tests), hashes
 
 
 @click.command()
@@ -406,19 +413,14 @@ def calculator(
     """
     check_workspace("--out", out, {"BACKBONE": backbone}, settings=SETTINGS)
     with loading_torch("loading torch, model and data"):
-        from export.generate.formats import read_source
-        from export.generate.model import Base
-        from export.generate.train import read_corpus
         from export.papers.backward.calculators import CalculatorSettings, FinetunedCalculators
         from export.papers.experiment import run_experiment
 
-        base = Base(backbone, device)
-        corpus = read_corpus([source_of("calculator:train")], seed=0, limit=limit)
         tests = [source_of(f"calculator:{split}") for split in ("in_range", "out_of_range", "long")]
-        read = {name: some for source in tests for name, some in read_source(source, limit).items()}
+        base, examples, hashes = _loaded(backbone, device, [source_of("calculator:train")], tests, limit)
     settings = CalculatorSettings(
         base=base.identity,
-        data=_hashes(corpus, read),
+        data=hashes,
         rank=rank,
         epochs=epochs,
         rate=lr,
@@ -427,4 +429,4 @@ def calculator(
         seeds=seeds,
         processor=processor(),
     )
-    run_experiment(FinetunedCalculators(settings, out, base, (corpus, read)), out, as_json=as_json, plots=False)
+    run_experiment(FinetunedCalculators(settings, out, base, examples), out, as_json=as_json, plots=False)
