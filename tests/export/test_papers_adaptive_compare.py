@@ -10,6 +10,7 @@ import torch
 
 from edge.errors import UsageError
 from export.cli.compare import compare
+from export.cli.finetune import finetune
 from export.errors import ReductionError
 from export.finetune.models import open_model
 from export.finetune.objectives import outputs_of
@@ -178,6 +179,19 @@ def test_the_command_compares_and_refuses_other_settings(place):
     assert open_model(place / "out" / "runs" / "full-seed0").metrics.splits == ("holdout", "dev")
     with pytest.raises(UsageError, match=r"got recipe\.peak_learning_rate 0\.0001, expected .* 0\.001\."):
         invoke(compare, *options, "--lr", 1e-3)
+
+
+def test_a_model_of_images_is_timed_on_images_of_its_one_size(tmp_path):
+    pytest.importorskip("sklearn", reason="scikit-learn is absent")
+    shape = ("--dim", 16, "--depth", 2, "--heads", 2, "--epochs", 1, "--lr", 1e-2, "--no-report")
+    invoke(finetune, "digits", *shape, "--out", tmp_path)
+    invoke(compare, tmp_path / "digits", "--only", "skip", "--limit", 64, "--no-plots", "--out", tmp_path / "out")
+    full, skip = read_records(tmp_path / "out", MechanismRecord).values()
+    for one in (full, skip):
+        assert [(speed.rows, speed.tokens) for speed in one.speeds] == [(1, None), (32, None)]
+        assert len(one.answers) == 360
+    assert np.mean(np.array(full.int8.answers) == full.answers) > 0.9
+    assert skip.use.kept > 0.5
 
 
 def test_wrong_arguments_are_rejected_before_training(place, tmp_path):

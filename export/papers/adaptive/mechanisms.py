@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from export.data.tokens import Batch, Encoded, sorted_batches
+from export.data.tokens import Batch, Rows, sorted_batches
 from export.models.attention import MultiHeadAttention
 from export.models.heads import Head
 from export.papers.adaptive.attention import AdaptiveMode
@@ -51,7 +51,7 @@ class SharedInputs:
     """
 
     dense: Head
-    calibration: Encoded
+    calibration: Rows
     seed: int
     state: Path
     share: float = 0.5

@@ -16,6 +16,7 @@ from torch import nn
 from edge.datatypes import Array
 from edge.errors import Raw, UsageError
 from edge.files import sha256
+from export.data.images import ImageFolder, Images
 from export.data.tokens import Encoded
 from export.finetune.models import open_model
 from export.finetune.objectives import TaskObjective
@@ -94,19 +95,26 @@ class Mechanisms(Experiment[MechanismRecord]):
         task, model, architecture = task_of(opened, run), opened.head, opened.architecture
         assert architecture is not None
         kind = architecture.transformer.architecture
-        if not isinstance(model, SequenceClassifier | SpanClassifier) or kind != "bert":
+        if not isinstance(model, SequenceClassifier | SpanClassifier) or kind not in ("bert", "vit"):
             given = Raw(f"a run on {task.name} with a {kind}")
-            expected, fix = "a BERT with one answer for a text", "Give a run on a task of GLUE, or on SQuAD."
+            expected = "a BERT or ViT with one answer for a text or an image"
+            fix = "Give a run on a task of GLUE, on SQuAD or on images."
             raise UsageError(f"{run}", given=given, expected=expected, fix=fix)
         self.settings: MechanismSettings = MechanismSettings(sha256((run / WEIGHTS).read_bytes()), recipe, limit, seeds)
         data = prepare(task, data_dir, task.reader(run), max_length=architecture.max_length, limit=limit)
         self._dense, self._task, self._data, self._run, self._data_dir = model, task, data, run, data_dir
         self._architecture = architecture
         self._dev = next(iter(data.dev.values()))
-        self._calibration = cast(Encoded, data.train).first(CALIBRATION_EXAMPLES)
-        # The median of dev, because SST-2's hold-out is phrases like its training set.
-        longest = min(_LONG_TOKENS, model.transformer.config.max_positions)
-        self._lengths = int(np.median(self._dev.lengths)), longest
+        self._lengths: tuple[int, ...] = ()  # of images there is one size
+        self._calibration: Encoded | Images | ImageFolder
+        if isinstance(data.train, Encoded):
+            self._calibration = data.train.first(CALIBRATION_EXAMPLES)
+            # The median of dev, because SST-2's hold-out is phrases like its training set.
+            longest = min(_LONG_TOKENS, model.transformer.config.max_positions)
+            self._lengths = int(np.median(self._dev.lengths)), longest
+        else:
+            images = cast(Images | ImageFolder, data.train)
+            self._calibration = images.take(np.arange(len(images.targets))[:CALIBRATION_EXAMPLES])
         if any(MECHANISMS[name].calibrated for name in names):
             check_original(model)
             calibration_batches(model, self._calibration)
