@@ -1,6 +1,7 @@
 """The tables of a comparison; ``python -m export.papers.adaptive.tables`` makes those of RESULTS.md from the records.
 
-``results/TASK/`` has the records of a task, which ``fewheads compare`` wrote with a report and a picture.
+``results/TASK/`` has the records of a task, which ``fewheads compare`` wrote with a report and a picture, and
+``results/images.json`` what ``fewheads finetune --json`` printed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from export.finetune.predictions import METRICS
 from export.papers.adaptive.measures import HeadUse, Int8, Speed
 from export.papers.experiment import read_records
 from export.report.table import Table, with_tables, write_pages
-from export.training.intervals import Difference, Sample, average
+from export.training.intervals import Difference, Mean, Sample, average
+from export.training.runs import RunMetrics
 
 _HERE = Path(__file__).parent
 PAGE, RESULTS = _HERE / "RESULTS.md", _HERE / "results"
@@ -55,6 +57,14 @@ class MechanismRecord(msgspec.Struct, frozen=True, kw_only=True):
     int8: Int8 | None
     answers: tuple[float, ...]
     targets: tuple[float, ...]
+
+
+class _Tuned(msgspec.Struct, frozen=True):
+    """What ``fewheads finetune --seeds N --final --json`` printed."""
+
+    task: str
+    runs: tuple[str, ...]
+    metrics: RunMetrics
 
 
 def _by_name(records: Mapping[str, MechanismRecord]) -> dict[str, list[MechanismRecord]]:
@@ -149,6 +159,17 @@ def order_of(records: Mapping[str, MechanismRecord]) -> list[Table]:
     return [Table("Order", ("comparison", "seeds", "share left", "points", "it is"), rows)] if rows else []
 
 
+def images_of(record: Path) -> Table:
+    """Return the accuracy of new models of images on dev, over items and seeds."""
+    rows = []
+    for one in msgspec.json.decode(record.read_bytes(), type=list[_Tuned]):
+        (dev,) = (measure for measure in one.metrics.measures if measure.split == "dev")
+        low, high = dev.interval or (dev.value, dev.value)
+        accuracy = Mean(100 * dev.value, (100 * low, 100 * high))
+        rows.append((one.task, f"{one.metrics.parameters:,}", len(one.runs), dev.n, accuracy))
+    return Table("", ("images", "parameters", "seeds", "n", "accuracy"), rows)
+
+
 def _speeds(of: Sequence[Speed]) -> str:
     return f"{_mean([one.ratio for one in of]):.2f} ({_mean([one.bound for one in of]):.2f})"
 
@@ -167,8 +188,8 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def pages() -> dict[Path, str]:
-    """Return RESULTS.md with the tables of all recorded tasks."""
-    tables = dict[str, Table]()
+    """Return RESULTS.md with the tables of all records."""
+    tables = {"export/papers/adaptive/results/images.json": images_of(RESULTS / "images.json")}
     for directory in sorted(path for path in RESULTS.glob("*") if path.is_dir()):
         records = read_records(directory, MechanismRecord)
         name = f"export/papers/adaptive/results/{directory.name}"

@@ -32,14 +32,16 @@ from export.papers.looped.tiers import PROGRAM, usual_files
 from export.papers.looped.trainings import TrainingRecord, TrainingsSettings, rates_table
 from export.report.drawing import write_figure
 from export.report.table import Table, with_tables, write_pages
-from export.training.intervals import Mean, Sample, with_interval
+from export.training.intervals import Mean, Sample, over_seeds, with_interval
 
 _PAGE = Path(__file__).with_name("RESULTS.md")
 RESULTS = Path(__file__).with_name("results")
 _PREDICTED, _SIDE_BY_SIDE = RESULTS / "predicted.json", RESULTS / "predicted-unlooped.json"
+_SERVED = RESULTS / "served.json"
 #: In the results, once the rates are chosen: settings and records of :mod:`export.papers.looped.trainings`.
 _TRAININGS = "trainings"
 _PAIRS = (5, 6, 7, 8, 10, 15, 20)
+_KINDS = ("unlooped", "looped")
 
 
 def page_tables(
@@ -107,6 +109,19 @@ def _further(errors: Mapping[str, Any]) -> Table:
     return Table("", heads, [(*cells[0], *cells[1], _short(samples[0].over(samples[1]), "{:.2f}"))], 0)
 
 
+def _served(record: Mapping[str, Any]) -> Table:
+    """Return the times of two models in one server; intervals are over the rounds, in which they took turns."""
+    rows = []
+    for clients in sorted({one["concurrency"] for one in record["reports"]}):
+        reports = [one for one in record["reports"] if one["concurrency"] == clients]
+        sides = [[one["served"] for one in reports if one["model"] == f"{kind}-linear"] for kind in _KINDS]
+        times, rates = (np.array([[one[key] for one in of] for of in sides]) for key in ("p50_ms", "per_second"))
+        cells = [over_seeds(of.tolist()) for of in (*times, times[0] / times[1], *rates)]
+        rows.append((clients, *cells, f"{np.mean([one['loops'] for one in sides[1]]):.1f}"))
+    of_kinds = [f"{kind}, {what}" for what in ("p50 in ms", "answers per second") for kind in _KINDS]
+    return Table("", ("clients", *of_kinds[:2], "p50, unlooped / looped", *of_kinds[2:], "mean loops"), rows)
+
+
 def published() -> ExperimentReport[TaskResult]:
     """Return the report on the committed records."""
     parts = [Part(name) for name in read_records(RESULTS, TaskResult)]
@@ -126,6 +141,8 @@ def pages() -> dict[Path, str]:
     if (chosen := RESULTS / _TRAININGS).is_dir():
         tuning, trained = read_settings(chosen, TrainingsSettings).tuning, read_records(chosen, TrainingRecord)
         tables[_TRAININGS] = rates_table(tuning, trained)._replace(title="")
+    if _SERVED.exists():
+        tables[_SERVED.name] = _served(msgspec.json.decode(_SERVED.read_bytes()))
     by_record = {f"export/papers/looped/results/{name}": table for name, table in tables.items()}
     page = with_tables(_PAGE.read_text(), "python -m export.papers.looped.tables", by_record)
     return {_PAGE: page, RESULTS / REPORT: report.page}
