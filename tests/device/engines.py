@@ -9,12 +9,9 @@ import pytest
 
 from edge.runtimes.tensorrt.package import logger_of
 from edge.runtimes.tensorrt.runner import TensorRtRunner
-from tests.device.networks import Shapes, build, model_of
+from tests.device.networks import build, model_of
 
 trt = pytest.importorskip("tensorrt")  # skips the tests that import this module
-
-#: Input to the smallest, the best and the largest shape.
-Profile = Shapes
 
 REBUILD = "Build it again."
 

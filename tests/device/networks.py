@@ -1,13 +1,10 @@
 """Small ONNX models, and a plain build of their engines."""
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from tests.support.models import graph_of, serialized
 
 FEATURES, CLASSES = 8, 3
-Shapes = Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
 #: Batches from 1 to 8.
 BATCHES = {"x": ((1, FEATURES), (4, FEATURES), (8, FEATURES))}
 

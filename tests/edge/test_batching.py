@@ -226,12 +226,9 @@ def test_tiers_join_rows_only_if_these_are_independent(tmp_path, text_model):
     manifest = sentiment.manifest()
     full, lean = manifest.tiers
     int8 = msgspec.structs.replace(lean, artifacts=(msgspec.structs.replace(lean.artifacts[0], precision="int8"),))
-    files = {"tokenizer.json": sentiment.tokenizer_json()}
-    for tier in sentiment.TIERS:
-        files |= {f"{tier}.onnx": sentiment.model(tier), f"{tier}.npz": sentiment.golden(tier).encode()}
     serving = Serving(max_queue_delay_us=500, preferred_batch_sizes=(4,))
     mixed = msgspec.structs.replace(manifest, tiers=(full, int8), serving=serving)
-    bundle = write_bundle(tmp_path / "mixed", mixed, files)
+    bundle = write_bundle(tmp_path / "mixed", mixed, sentiment.files())
     model = loaded(bundle, tmp_path / "cache")
     assert limits(model) == {"full": 8, "lean": 0, "auto": 0}
     assert (model.executors["full"].max_delay_seconds, model.executors["full"].preferred_rows) == (0.0005, (4,))

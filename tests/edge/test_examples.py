@@ -129,18 +129,8 @@ def test_options_in_the_pages_exist():
         own = [command, *getattr(command, "commands", {}).values()]  # of a group, those of its commands, too
         parameters = [each for one in own for each in one.get_params(context)]
         options[name] = {option for each in parameters for option in (*each.opts, *each.secondary_opts)}
-    of_others = {
-        "--into",
-        "--streaming",
-        "--shared-memory",
-        "--input-data",
-        "--collect-metrics",
-        "--cacert",
-        "--unix-socket",
-        "--model-repository",
-        "--model-control-mode",
-        "--model-id",
-    }
+    of_others = {"--into", "--streaming", "--shared-memory", "--input-data", "--collect-metrics", "--cacert"}
+    of_others |= {"--unix-socket", "--model-repository", "--model-control-mode", "--model-id"}
     pages = ("README.md", "edge/README.md", "deploy/COMING_FROM.md")
     text = "\n".join((ROOT / page).read_text() for page in pages)
     assert set(option.findall(text)) <= of_others.union(*options.values())

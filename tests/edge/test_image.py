@@ -6,33 +6,24 @@ import sys
 from contextlib import suppress
 from io import BytesIO
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from PIL import Image, ImageOps
 
 from edge.bundles.image import ImagePreprocessor
-from edge.bundles.steps import ImagePreprocess
 from edge.errors import BackendError, InvalidRequest
+from tests.support import image_model
 from tests.support.image_model import encoded, picture, png_chunk
 
-STEP = ImagePreprocess(
-    input="image",
-    output="pixels",
-    size=24,
-    colours="rgb",
-    mean=(0.485, 0.456, 0.406),
-    std=(0.229, 0.224, 0.225),
-    max_bytes=400_000,
-    max_pixels=200_000,
-    shorter_side=32,
-)
+COLOURS = {"colours": "rgb", "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+STEP = replace(image_model.STEP, size=24, shorter_side=32, max_bytes=400_000, max_pixels=200_000, **COLOURS)
 
 
 def step(**changes):
-    return msgspec.structs.replace(STEP, **changes)
+    return replace(STEP, **changes)
 
 
 def reference(image, config):

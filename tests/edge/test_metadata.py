@@ -138,19 +138,3 @@ async def test_statistics_and_index(running):
     for ready, expected in ((False, {ORACLE: "READY", "broken": "UNAVAILABLE"}), (True, {ORACLE: "READY"})):
         models = metadata.repository_index(pb.RepositoryIndexRequest(ready=ready)).models
         assert {model.name: model.state for model in models} == expected
-
-
-async def test_statistics_of_versions(tmp_path):
-    every = [(ORACLE, 1), (ORACLE, 2), ("other", 1)]
-
-    def write(repository):
-        for name, version in every:
-            write_oracle_bundle(repository / f"{name}-{version}", name, version)
-
-    async with running_service(tmp_path, write) as running:
-        for name, version, expected in (("", "", every), (ORACLE, "", every[:2]), (ORACLE, "1", every[:1])):
-            request = pb.ModelStatisticsRequest(name=name, version=version)
-            found = described(running).model_statistics(request).model_stats
-            assert sorted((each.name, int(each.version)) for each in found) == expected
-        metadata = await described(running).model_metadata(pb.ModelMetadataRequest(name=ORACLE))
-        assert sorted(metadata.versions) == ["1", "2"]

@@ -26,7 +26,7 @@ from tests.support.letters_model import NAME as LETTERS
 from tests.support.letters_model import completion, continued, write_letters_bundle
 from tests.support.metrics import page_of, reached
 from tests.support.models import ORACLE, write_oracle_bundle
-from tests.support.on_demand_models import NAMES, ask, loaded, serving, write
+from tests.support.on_demand_models import NAMES, ask, loaded, serving, write, write_versions
 from tests.support.sample_requests import column, good, triton_input
 
 
@@ -230,13 +230,12 @@ async def test_unloaded_models_are_described_truthfully(tmp_path):
 
 
 async def test_the_highest_version_answers_until_it_fails(tmp_path):
-    def write_versions(repository):
-        for version in (1, 2):
-            write_oracle_bundle(repository / str(version), "v", version)
+    def write_all(repository):
+        write_versions(repository)
         (repository / "2" / "model.onnx").write_bytes(b"broken")
         write_oracle_bundle(repository / "3", "w", 1)
 
-    async with serving(tmp_path, 1, write_versions) as running:
+    async with serving(tmp_path, 1, write_all) as running:
         assert running.repository.find("v", "").version == "2"
         assert (await running.service.load_waits._models.ready("v", ""))[0].version == "1"
         write_oracle_bundle(running.directory / "2", "v", 2, replace=True)

@@ -214,12 +214,12 @@ def client(http_url):
         yield client
 
 
-def text_input(module=triton, **how):
-    return triton_input("expression", column(*TEXTS), module, **how)
+def text_input(**how):
+    return triton_input("expression", column(*TEXTS), triton, **how)
 
 
-def token_input(module=triton, **how):
-    return triton_input("x", tokenize(TEXTS), module, **how)
+def token_input(**how):
+    return triton_input("x", tokenize(TEXTS), triton, **how)
 
 
 def test_server_and_models(client):

@@ -19,7 +19,7 @@ from tests.support.letters_model import NAME as LETTERS
 from tests.support.letters_model import continued, text_of
 from tests.support.metrics import reached
 from tests.support.models import write_oracle_bundle
-from tests.support.on_demand_models import ask, heads, loaded, serving, write
+from tests.support.on_demand_models import ask, heads, loaded, serving, write, write_versions
 from tests.support.server_models import busy, write_busy_bundle
 
 
@@ -104,12 +104,7 @@ async def test_a_base_that_is_unloaded_while_a_request_waits_for_its_head(tmp_pa
 
 
 async def test_a_version_leaves_while_the_load_of_another_one_waits(tmp_path):
-    def write_versions(repository):
-        write(repository, "a")
-        for version in (1, 2):
-            write_oracle_bundle(repository / str(version), "v", version)
-
-    async with serving(tmp_path, 1, write_versions) as running:
+    async with serving(tmp_path, 1, lambda to: (write(to, "a"), write_versions(to))) as running:
         entry, _ = await running.service.load_waits._models.ready("v", "1")
         entry.loaded_at += 3600  # too short ago for an eviction
         other = asyncio.create_task(ask(running, "a"))
@@ -123,11 +118,7 @@ async def test_a_version_leaves_while_the_load_of_another_one_waits(tmp_path):
 
 
 async def test_a_model_in_use_answers_before_it_is_closed(tmp_path):
-    def write_both(repository):
-        write(repository, "a")
-        write_busy_bundle(repository)
-
-    async with serving(tmp_path, 1, write_both) as running:
+    async with serving(tmp_path, 1, lambda to: (write(to, "a"), write_busy_bundle(to))) as running:
         await running.infer(busy(20))  # long enough for a thread, not the event loop
         model = running.model("busy")
         running.repository.find("busy", "").loaded_at = 0.0  # it has stayed for long enough
@@ -231,10 +222,6 @@ async def test_a_load_of_files_that_were_replaced_meanwhile_is_stopped(tmp_path,
 
 
 async def test_a_version_is_loaded_during_the_build_of_another_one(tmp_path, preparing):
-    def write_versions(repository):
-        for version in (1, 2):
-            write_oracle_bundle(repository / str(version), "v", version)
-
     async with serving(tmp_path, 1, write_versions) as running:
         preparing.held = "2"
         built = asyncio.create_task(running.service.load_waits._models.ready("v", "2"))

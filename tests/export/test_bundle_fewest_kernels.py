@@ -51,11 +51,11 @@ HEADS = {
 
 
 @functools.cache
-def exported(architecture, layers, dim=128, change=lambda transformer: None, head=None, relative_buckets=0):
+def exported(architecture, layers, change=lambda transformer: None, head=None, relative_buckets=0):
     """Return the graph of a classifier in FP32 whose biases matter, and inputs for it."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 50, "max_positions": 32} if architecture == "bert" else {"image_size": 32, "patch_size": 8}
-    config = TransformerConfig(architecture=architecture, dim=dim, layers=layers, channels=3, **sizes)
+    config = TransformerConfig(architecture=architecture, dim=128, layers=layers, channels=3, **sizes)
     config = msgspec.structs.replace(config, relative_buckets=relative_buckets)
     transformer = Transformer(config)
     for module in transformer.modules():

@@ -1,7 +1,6 @@
 """Bundles of packed detectors: random small ones of transformers, names of outputs, and files that are none."""
 
 import json
-import warnings
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from export.importing.image_processor import read_image_processor
 from tests.support.commands import shown
 from tests.support.detector_model import LABELS, QUERIES, SIZE, graph
 from tests.support.image_model import encoded, picture
+from tests.support.imported_directories import write_traced
 from tests.support.marks import with_rtx, with_transformers
 from tests.support.models import serialized
 from tests.support.onnx_graphs import packed, write
@@ -29,16 +29,6 @@ from tests.support.task_data import invoke
 SIDE = 64
 PROCESSOR = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "do_normalize": False}
 LETTERBOX = {"size": {"max_height": SIZE, "max_width": SIZE}, "do_pad": True}
-
-
-class _Outputs(torch.nn.Module):
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, pixels):
-        found = self.model(pixel_values=pixels)
-        return found.logits, found.pred_boxes
 
 
 def rt_detr(transformers):
@@ -91,19 +81,8 @@ def detector(request, tmp_path_factory):
     torch.manual_seed(0)
     model, processor = DETECTORS[request.param](transformers)
     processor.save_pretrained(directory)
-    names = {name: {0: "batch"} for name in ("pixel_values", "logits", "pred_boxes")}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            _Outputs(model).eval(),
-            (torch.rand(2, 3, SIDE, SIDE),),
-            directory / "model.onnx",
-            input_names=["pixel_values"],
-            output_names=["logits", "pred_boxes"],
-            dynamic_axes=names,
-            opset_version=18,
-            dynamo=False,
-        )
+    axes = {name: {0: "batch"} for name in ("pixel_values", "logits", "pred_boxes")}
+    write_traced(model, {"pixel_values": torch.rand(2, 3, SIDE, SIDE)}, axes, directory / "model.onnx", 18)
     write(directory / "labels.txt", "\n".join(LABELS).encode())
     options = ("--image", directory / "preprocessor_config.json", "--labels", directory / "labels.txt")
     written = packed(directory / "model.onnx", "--detect", request.param, "--threshold", 0.4, *options)

@@ -30,13 +30,13 @@ PROCESSOR = {"size": {"shortest_edge": 12}, "do_center_crop": True, "crop_size":
 PROCESSOR |= {"image_mean": [0.5] * 3, "image_std": [0.25] * 3, "resample": 3}
 
 
-def colours(rows="batch", name="image", outputs=1, size=(SIZE, SIZE)):
+def colours(rows="batch", outputs=1, size=(SIZE, SIZE)):
     """A classifier whose logits are the mean brightness of each colour."""
-    nodes = [node("ReduceMean", [name], ["means"], axes=[2, 3], keepdims=0)]
+    nodes = [node("ReduceMean", ["image"], ["means"], axes=[2, 3], keepdims=0)]
     nodes += [node("MatMul", ["means", "weight"], [f"logits{number}"]) for number in range(outputs)]
     ends = [value(f"logits{number}", (rows, 3), FLOAT) for number in range(outputs)]
     weight = constant("weight", 10 * np.eye(3, dtype=np.float32))
-    return model_of(nodes, [value(name, (rows, 3, *size))], ends, [weight])
+    return model_of(nodes, [value("image", (rows, 3, *size))], ends, [weight])
 
 
 @pytest.fixture

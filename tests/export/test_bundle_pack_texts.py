@@ -1,7 +1,6 @@
 """Bundles of packed models that read token ids: pooling and normalisation in the graph, Hugging Face directories."""
 
 import shutil
-import warnings
 from contextlib import closing
 from pathlib import Path
 
@@ -20,27 +19,16 @@ from edge.runtimes.build import load_runner
 from export.errors import CheckpointError
 from export.importing.directory import read_directory
 from tests.support import text_model
-from tests.support.imported_directories import change, random_model, write_embedder, write_modules
+from tests.support.imported_directories import change, random_model, write_embedder, write_modules, write_traced
 from tests.support.marks import with_sentence_transformers, with_transformers
 from tests.support.onnx_graphs import packed, write
 from tests.support.sample_requests import column
 from tests.support.task_data import make_tokenizer
 
-NAMES = ("input_ids", "attention_mask", "token_type_ids")
 MAX_LENGTH = 12  # less than some texts have, and than the 64 positions of the model
 TEXTS = ["the film was good", "nice", "a cat sat on the awful mat and the actor was not fine in a poor scene", ""]
 BERT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 BERT |= {"vocab_size": 40, "max_position_embeddings": 64}
-
-
-class _Outputs(torch.nn.Module):
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids, mask, segments):
-        found = self.model(input_ids=ids, attention_mask=mask, token_type_ids=segments)
-        return found.last_hidden_state, found.pooler_output
 
 
 @pytest.fixture(scope="module")
@@ -55,20 +43,12 @@ def saved(tmp_path_factory):
     fast.save_pretrained(directory)
     change(directory / "tokenizer_config.json", model_max_length=MAX_LENGTH)
     model.set_attn_implementation("eager")
-    ids, dynamic = torch.ones(2, 5, dtype=torch.long), {0: "batch", 1: "tokens"}
+    ids = torch.ones(2, 5, dtype=torch.long)
+    inputs = {"input_ids": ids, "attention_mask": ids, "token_type_ids": torch.zeros_like(ids)}
+    axes = {name: {0: "batch", 1: "tokens"} for name in (*inputs, "last_hidden_state")}
+    axes["pooler_output"] = {0: "batch"}
     (directory / "onnx").mkdir()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter of most files that users have is deprecated
-        torch.onnx.export(
-            _Outputs(model),
-            (ids, ids, torch.zeros_like(ids)),
-            directory / "onnx" / "model.onnx",
-            input_names=[*NAMES],
-            output_names=["last_hidden_state", "pooler_output"],
-            dynamic_axes={**dict.fromkeys((*NAMES, "last_hidden_state"), dynamic), "pooler_output": {0: "batch"}},
-            opset_version=17,
-            dynamo=False,
-        )
+    write_traced(model, inputs, axes, directory / "onnx" / "model.onnx", 17)
     return directory
 
 

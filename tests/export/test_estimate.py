@@ -37,16 +37,15 @@ from tests.support.task_data import invoke
 LAYER = LayerShape(12, 32, 1536)
 
 
-def exported(architecture, layers, tokens=32, rows=1):
+def exported(architecture, layers):
     sizes = {"dim": 384, "vocab_size": 100, "image_size": 224, "patch_size": 16, "channels": 3}
     positions = 197 if architecture == "vit" else 512
     config = TransformerConfig(architecture=architecture, layers=layers, max_positions=positions, **sizes)
     torch.manual_seed(0)
     model = SequenceClassifier(Transformer(config), 2)
-    feeds = feeds_of(config, tokens)
-    batch = {0: "batch"} if rows > 1 else {}
-    dynamic = {name: batch | ({1: "tokens"} if array.ndim == 2 else {}) for name, array in feeds.items()}
-    inputs = {name: torch.from_numpy(np.repeat(array, rows, 0)) for name, array in feeds.items()}
+    feeds = feeds_of(config, 32)
+    dynamic = {name: {1: "tokens"} if array.ndim == 2 else {} for name, array in feeds.items()}
+    inputs = {name: torch.from_numpy(array) for name, array in feeds.items()}
     return to_onnx(model, inputs, ["logits"], dynamic), feeds
 
 

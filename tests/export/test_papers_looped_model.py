@@ -44,8 +44,8 @@ from export.training.recipe import Recipe
 CONFIG = PromptConfig(dims=3, points=6, dim=16, shapes=gpt2_shapes(16, 2, 1))
 
 
-def prompts(name, number=64, points=40, dims=20, seed=0, **options):
-    return draw_prompts(name, number, points, dims, torch.Generator().manual_seed(seed), **options)
+def prompts(name, number=64, points=40, dims=20, **options):
+    return draw_prompts(name, number, points, dims, torch.Generator().manual_seed(0), **options)
 
 
 def objective(model, curriculum, *, seed=0, steps=7, rows=4, **options):

@@ -282,17 +282,7 @@ def test_models_that_cannot_answer(place, sst2, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_is_reduced(place, tmp_path):
-    options = (
-        "--calibration",
-        40,
-        "--tokens",
-        16,
-        "--target-speedup",
-        1.05,
-        "--out",
-        tmp_path / "small",
-        "--final",
-        "--json",
-    )
-    measures = json.loads(invoke(reduce, place / "SQuAD", "--data-dir", place, *options))["metrics"]["measures"]
+    small = ("--calibration", 40, "--tokens", 16, "--target-speedup", 1.05, "--out", tmp_path / "small")
+    printed = invoke(reduce, place / "SQuAD", "--data-dir", place, *small, "--final", "--json")
+    measures = json.loads(printed)["metrics"]["measures"]
     assert ("dev", "f1") in {(measure["split"], measure["metric"]) for measure in measures}

@@ -20,8 +20,8 @@ def children():
     return found
 
 
-def wait_for_no_children(seconds=10):
-    end = time.monotonic() + seconds
+def wait_for_no_children():
+    end = time.monotonic() + 10
     while children():
         assert time.monotonic() < end, f"children are left: {children()}"
         time.sleep(0.02)

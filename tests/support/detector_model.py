@@ -1,29 +1,21 @@
 """A detector, small enough to read: logits and boxes of its queries are sums of the pixels, weighted at random."""
 
 import numpy as np
+from msgspec.structs import replace
 
 from edge.bundles.bundle import write_bundle
 from edge.bundles.golden import Golden
 from edge.bundles.image import ImagePreprocessor
 from edge.bundles.manifest import Profile
-from edge.bundles.steps import BoxPostprocess, ImagePreprocess
+from edge.bundles.steps import BoxPostprocess
 from edge.datatypes import TensorSpec
+from tests.support import image_model
 from tests.support.image_model import encoded, picture
 from tests.support.models import graph_of, manifest_of, serialized, tier_of
 
 NAME = "finder"
 SIZE, MAX_BATCH_SIZE, QUERIES, LABELS = 8, 4, 6, ("cat", "dog", "bird")
-STEP = ImagePreprocess(
-    input="image",
-    output="pixels",
-    size=SIZE,
-    colours="rgb",
-    mean=(0.0,) * 3,
-    std=(1.0,) * 3,
-    max_bytes=2**25,
-    max_pixels=20_000_000,
-    resize="letterbox",
-)
+STEP = replace(image_model.STEP, size=SIZE, colours="rgb", mean=(0.0,) * 3, std=(1.0,) * 3, resize="letterbox")
 BOXES = BoxPostprocess(
     logits="logits",
     shares="pred_boxes",

@@ -22,8 +22,6 @@ OPENING = PREFACE + b"\0\0\0\x04\0\0\0\0\0"
 SECONDS = 10.0
 LARGE = 1_000_000
 
-Fields = list[tuple[str, str]]
-
 
 def raw(kind, flags, stream_id, payload):
     """A frame of any type, flags and length, valid or not."""

@@ -1,6 +1,7 @@
 """Directories for ``fewheads import``: a small BERT with a classifier, and one of sentence-transformers."""
 
 import json
+import warnings
 
 import safetensors.torch
 import torch
@@ -40,6 +41,28 @@ def random_model(kind, fields):
         for parameter in model.parameters():
             parameter += torch.randn_like(parameter) * (0.3 if parameter.dim() > 1 else 0.1)
     return model
+
+
+def write_traced(model, inputs, axes, path, opset):
+    """Write the file that torch's older exporter, as that of most files which users have, makes of such a model.
+
+    ``axes`` has the dynamic axes of all tensors by their names; those that are no inputs are the outputs.
+    """
+    outputs = [name for name in axes if name not in inputs]
+
+    class Outputs(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, *tensors):
+            found = self.model(**dict(zip(inputs, tensors, strict=True)))
+            return tuple(found[name] for name in outputs)
+
+    options = {"input_names": [*inputs], "output_names": outputs, "dynamic_axes": axes, "opset_version": opset}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is deprecated
+        torch.onnx.export(Outputs().eval(), tuple(inputs.values()), path, **options, dynamo=False)
 
 
 def with_tokenizer(directory):

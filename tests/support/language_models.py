@@ -88,6 +88,6 @@ def tiny_of(model_type, tokenizer, positions=64, layers=2):
     return AutoModelForCausalLM.from_config(config).eval()
 
 
-def tiny_llama(positions=64):
+def tiny_llama():
     """Return a random model with rotary embeddings and RMS normalisations, for :func:`bpe`."""
-    return tiny_of("llama", bpe(), positions)
+    return tiny_of("llama", bpe())

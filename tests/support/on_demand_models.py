@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.support.in_process import running_service
 from tests.support.letters_model import text_request, write_letters_bundle, write_letters_head
-from tests.support.models import serialized
+from tests.support.models import serialized, write_oracle_bundle
 from tests.support.sample_requests import raw_request, with_parameters
 from tests.support.server_models import failing_graph, write_bundle_of
 
@@ -20,6 +20,12 @@ def write(repository, names=NAMES):
         elements = np.arange(3) + 10 * ord(name)
         graph = failing_graph("element", elements)
         write_bundle_of(repository, name, serialized(graph), {"index": index}, {"element": elements[index]})
+
+
+def write_versions(repository):
+    """Write the oracle as the versions 1 and 2 of ``v``."""
+    for version in (1, 2):
+        write_oracle_bundle(repository / str(version), "v", version)
 
 
 def request_to(name, index=2, **parameters):

@@ -85,8 +85,8 @@ class Secured(NamedTuple):
     def url(self):
         return f"{HOST}:{self.ready.grpc_port}"
 
-    def channel(self, client=None):
-        return secure_channel(self.ready.grpc_port, self.authority, client or self.client)
+    def channel(self):
+        return secure_channel(self.ready.grpc_port, self.authority, self.client)
 
 
 @contextmanager

@@ -131,14 +131,14 @@ def tier_onnx(layers):
     return serialized(graph_of(text, eye=np.eye(WIDTH, dtype=np.float32)))
 
 
-def write_tiered_bundle(directory, max_batch_size=4, layers=LAYERS, **fields):
+def write_tiered_bundle(directory, layers=LAYERS, **fields):
     x = np.random.default_rng(0).normal(size=(4, WIDTH)).astype(np.float32)
     manifest = manifest_of(
         "tiered",
         (TensorSpec("x", "FP32", (-1, WIDTH)),),
         (TensorSpec("y", "FP32", (-1, WIDTH)),),
-        {"x": Profile(min=(1, WIDTH), opt=(1, WIDTH), max=(max_batch_size, WIDTH))},
-        max_batch_size=max_batch_size,
+        {"x": Profile(min=(1, WIDTH), opt=(1, WIDTH), max=(4, WIDTH))},
+        max_batch_size=4,
         tiers=tuple(tier_of(name, f"{name}.onnx", atol=1e-6) for name in layers),
         **fields,
     )

@@ -148,10 +148,10 @@ def write_rows(path, columns, rows, delimiter=","):
     return path
 
 
-def write_sst2(root, train=360, dev=40):
+def write_sst2(root, train=360):
     folder = root / "glue" / "SST-2"
     folder.mkdir(parents=True)
-    for name, number, seed in (("train", train, 0), ("dev", dev, 1)):
+    for name, number, seed in (("train", train, 0), ("dev", 40, 1)):
         lines = ["sentence\tlabel", *(f"{text} \t{label}" for text, label in make_sentiment(number, seed))]
         (folder / f"{name}.tsv").write_text("\n".join(lines))
 

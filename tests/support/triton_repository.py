@@ -41,7 +41,7 @@ def unbatched(factor):
     return model_of(nodes, [value("x", ("n", 2, 3))], [value("y", ("n", 6))], weights)
 
 
-def write_model(directory, config, versions, labels=LABELS):
+def write_model(directory, config, versions):
     """Write a model; ``versions`` are ONNX files by their numbers, and a config of None is no file."""
     directory.mkdir(parents=True)
     for version, data in versions.items():
@@ -49,7 +49,7 @@ def write_model(directory, config, versions, labels=LABELS):
         (directory / str(version) / "model.onnx").write_bytes(data)
     if config is not None:
         (directory / "config.pbtxt").write_text(config)
-    (directory / "labels.txt").write_text("".join(f"{label}\n" for label in labels))
+    (directory / "labels.txt").write_text("".join(f"{label}\n" for label in LABELS))
     return directory
 
 

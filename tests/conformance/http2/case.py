@@ -9,7 +9,7 @@ from hyperframe.frame import DataFrame
 from edge.http2.messages import prefix
 from tests.support.http2_client import RawClient
 
-TABLE_SIZE, ENABLE_PUSH, INITIAL_WINDOW, MAX_FRAME = 1, 2, 4, 5  # identifiers of settings
+TABLE_SIZE, INITIAL_WINDOW, MAX_FRAME = 1, 4, 5  # identifiers of settings
 
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
