@@ -144,15 +144,7 @@ def tuned(
         state: as in :func:`export.training.trainer.train`.
     """
     copied, recipe = _untrained(model, tuning, seed), tuning.recipe
-    objective = LanguageObjective(
-        copied,
-        train_on,
-        holdout,
-        seed=seed,
-        batch_size=recipe.batch_size,
-        steps_per_epoch=-(-len(train_on) // recipe.batch_size),
-        precision=recipe.precision,
-    )
+    objective = LanguageObjective(copied, train_on, holdout, recipe, seed=seed)
     return copied, train(objective, recipe, seed=seed, state=state, observer=observer)
 
 

@@ -174,10 +174,10 @@ class LanguageObjective:
 
     Args:
         model: a causal language model of the package transformers.
-        train: rows to train on, in passes of a new random order; an epoch of the trainer is so many batches as
-            ``steps_per_epoch`` says, whatever the length of a pass.
+        train: rows to train on, in passes of a new random order.
         holdout: rows for the score, the perplexity of their tokens that are learnt.
         seed: of the orders.
+        steps_per_epoch: batches of an epoch of the trainer, whatever the length of a pass; None is one pass.
     """
 
     rates: Mapping[nn.Parameter, float] = {}
@@ -187,15 +187,14 @@ class LanguageObjective:
         model: nn.Module,
         train: Sequence[EncodedExample],
         holdout: Sequence[EncodedExample],
+        recipe: Recipe,
         *,
         seed: int,
-        batch_size: int = 32,
-        steps_per_epoch: int = 500,
-        precision: Precision = "fp32",
+        steps_per_epoch: int | None = None,
     ) -> None:
-        self.model, self.steps_per_epoch = model, steps_per_epoch
-        self._train, self._holdout = train, holdout
-        self._seed, self._batch_size, self._precision = seed, batch_size, precision
+        self.model, self._train, self._holdout = model, train, holdout
+        self._seed, self._batch_size, self._precision = seed, recipe.batch_size, recipe.precision
+        self.steps_per_epoch = steps_per_epoch or -(-len(train) // recipe.batch_size)
         self._device = model_device(model)
 
     def fingerprint(self) -> str:
@@ -286,17 +285,13 @@ def train_to_directory(
     """Train the parameters of a model that are not frozen; the rest is as in :func:`train_language`.
 
     Args:
-        steps_per_epoch: None is a pass over the examples.
         kind: name of the model in the record, ``arguments`` are its further fields.
         finish: returns, after the training, the model to measure and to write, and further files beside it.
     """
     directory = Path(directory)
     files = RunFiles(directory, tensorboard)
     rows, holdout, data = corpus.encoded(tokenizer, positions_of(model))  # type: ignore[arg-type]
-    steps = steps_per_epoch or -(-len(rows) // recipe.batch_size)
-    objective = LanguageObjective(
-        model, rows, holdout, seed=seed, batch_size=recipe.batch_size, steps_per_epoch=steps, precision=recipe.precision
-    )
+    objective = LanguageObjective(model, rows, holdout, recipe, seed=seed, steps_per_epoch=steps_per_epoch)
     trained = train(objective, recipe, seed=seed, state=files.state, log=files.log, observer=observer)
     finished, further = finish()
     measures = evaluate(finished, tokenizer, "holdout", corpus.holdout, max_tokens=completion_limit(rows))

@@ -28,6 +28,7 @@ from export.generate.formats import Example, Source
 from export.generate.model import load_backbone
 from export.generate.tokenizer import TextTokenizer
 from export.generate.train import Corpus, LanguageObjective, Size, preset_of, read_corpus, tokenizer_for, train_language
+from export.training.recipe import Recipe
 from tests.support.language_models import EXAMPLES, bpe, tiny_gpt2
 from tests.support.task_data import invoke
 
@@ -38,8 +39,9 @@ CORPUS = Corpus(EXAMPLES[4:], EXAMPLES[:4], "sums")
 TOKENS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=3, max_size=30)
 
 
-def objective(model, **options):
-    return LanguageObjective(model, ROWS, ROWS[:3], **{"seed": 0, "batch_size": 5, "steps_per_epoch": 6, **options})
+def objective(model, batch_size=5, **options):
+    recipe = Recipe(epochs=1, peak_learning_rate=1e-3, batch_size=batch_size)
+    return LanguageObjective(model, ROWS, ROWS[:3], recipe, **{"seed": 0, "steps_per_epoch": 6, **options})
 
 
 def losses_by_hand(model, row):

@@ -33,9 +33,9 @@ from tests.support.task_data import invoke
 def runs(tmp_path_factory):
     """Directories of a trained unlooped model, and of looped ones with random weights, two of them seeds of one."""
     place = tmp_path_factory.mktemp("runs")
-    plan = training_plan("linear", "small", dim=8, injection=None, layers=2, steps=1)
+    plan = training_plan("linear", LoopedOptions(dim=8, unlooped=True, layers=2, steps=1))
     train_run("linear", plan, place / "unlooped", seed=0)
-    trainer = "; ".join(str(stage.curriculum) for stage in training_plan("linear", "small").stages)
+    trainer = "; ".join(str(stage.curriculum) for stage in training_plan("linear", LoopedOptions()).stages)
     write_run(place / "seed0", "linear", trainer=trainer)
     write_run(place / "seed1", "linear", seed=1, trainer=trainer)
     once = Rising(1, 1)
@@ -46,7 +46,7 @@ def runs(tmp_path_factory):
 
 
 def write_run(path, function, *, seed=0, trainer="none", **options):
-    config = training_plan(function, "small", dim=8, **options).config
+    config = training_plan(function, LoopedOptions(dim=8, **options)).config
     torch.manual_seed(seed)
     record = provenance(trainer=trainer, data="none", seed=seed)
     arguments = {"function": function, "config": msgspec.to_builtins(config)}
@@ -153,7 +153,7 @@ def test_trainings_take_the_rates_that_were_best_for_their_kind(tmp_path):
     table = experiment.tables(trained)[0]
     assert [row[2:] for row in table.rows] == [("diverged", 1, 2, 0.5), ("diverged", 2, 1, 1.0)]
     runs = open_runs(tmp_path / "runs" / name for name in names)
-    usual = training_plan("linear", "small").stages[0].recipe.peak_learning_rate
+    usual = training_plan("linear", LoopedOptions()).stages[0].recipe.peak_learning_rate
     assert f"peak_learning_rate={0.5 * usual}," in runs[0].training
     gated = msgspec.structs.replace(small, injection="gated", dims=3)
     more = TrainingsSettings(tuning, {"trees": msgspec.structs.replace(group, models=(*models, gated), seeds=2)})

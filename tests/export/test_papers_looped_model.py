@@ -24,6 +24,7 @@ from export.papers.looped.baselines import (
     two_layer_network,
 )
 from export.papers.looped.model import Embed, PromptConfig, PromptTransformer, StepGraph, gpt2_shapes, trajectory
+from export.papers.looped.options import LoopedOptions
 from export.papers.looped.prompts import (
     EVALUATION,
     FUNCTION_CLASSES,
@@ -179,9 +180,9 @@ def make_prompts(number=4, points=6, seed=0):
 
 
 def test_parameter_counts_are_those_of_the_papers():
-    assert PromptTransformer(training_plan("linear", "small").config).parameter_count == 50_561
-    paper = PromptTransformer(training_plan("linear", "paper").config).parameter_count
-    unlooped = PromptTransformer(training_plan("linear", "paper", injection=None).config).parameter_count
+    assert PromptTransformer(training_plan("linear", LoopedOptions()).config).parameter_count == 50_561
+    paper = PromptTransformer(training_plan("linear", LoopedOptions("paper")).config).parameter_count
+    unlooped = PromptTransformer(training_plan("linear", LoopedOptions("paper", unlooped=True)).config).parameter_count
     assert (paper, unlooped) == (795_905, 9_483_265)  # 0.79 and 9.48 million
     assert unlooped / paper == pytest.approx(12, rel=0.01)
 
@@ -306,7 +307,7 @@ def test_the_graphs_compute_the_loops_of_prompts_of_any_length_side_by_side(inje
 
 
 def test_more_dimensions_have_more_pairs_and_a_curriculum_as_long():
-    five, ten = (training_plan("linear", "small", dims=dims, rate=rate) for dims, rate in ((None, 1), (10, 2)))
+    five, ten = (training_plan("linear", LoopedOptions(dims=dims, rate=rate)) for dims, rate in ((None, 1), (10, 2)))
     assert [(plan.config.dims, plan.config.points) for plan in (five, ten)] == [(5, 11), (10, 21)]
     for solve, step in product((five.stages[0], ten.stages[0]), (0, solve_end := 899, solve_end + 1)):
         dims = solve.curriculum.dims
@@ -315,19 +316,19 @@ def test_more_dimensions_have_more_pairs_and_a_curriculum_as_long():
     assert rates[1] == [2 * rate for rate in rates[0]]
 
 
-@pytest.mark.parametrize("injection", ["add", None])
+@pytest.mark.parametrize("unlooped", [False, True])
 @pytest.mark.parametrize(
     ("size", "function", "all_steps", "grown"),  # after which shares of the steps dims, points and loops have grown
     [
-        ("small", "tree", (1500, 500), {"add": (0.6, 0.8, 0.6), None: (0.18, 0.24, 0)}),
-        ("paper", "linear", (500_000, 20_000), {"add": (0.15, 0.15, 0.008), None: (0.06, 0.06, 0)}),
+        ("small", "tree", (1500, 500), [(0.6, 0.8, 0.6), (0.18, 0.24, 0)]),
+        ("paper", "linear", (500_000, 20_000), [(0.15, 0.15, 0.008), (0.06, 0.06, 0)]),
     ],
 )
-def test_prompts_and_loops_have_grown_after_the_same_share_of_any_training(size, function, all_steps, grown, injection):
+def test_prompts_and_loops_have_grown_after_the_same_share_of_any_training(size, function, all_steps, grown, unlooped):
     for steps in all_steps:
-        stage = training_plan(function, size, injection=injection, steps=steps).stages[0]
+        stage = training_plan(function, LoopedOptions(size, unlooped=unlooped, steps=steps)).stages[0]
         curriculum = stage.curriculum
-        for rising, share in zip((curriculum.dims, curriculum.points, curriculum.loops), grown[injection], strict=True):
+        for rising, share in zip((curriculum.dims, curriculum.points, curriculum.loops), grown[unlooped], strict=True):
             last = round(share * stage.steps) + 2  # for rounding
             assert rising.at(last) == rising.end
             assert not share or rising.at(last - stage.steps // 100) < rising.end

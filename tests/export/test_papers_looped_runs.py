@@ -45,6 +45,7 @@ from export.papers.looped.model import (
     trajectory,
     unlooped_onnx,
 )
+from export.papers.looped.options import LoopedOptions
 from export.papers.looped.prompts import EVALUATION, draw_prompts, generator_of, squared_errors
 from export.papers.looped.recipes import training_plan
 from export.papers.looped.tiers import usual_files
@@ -61,10 +62,10 @@ ROWS = 8
 compiled = partial(compile_onnx, flavor="tensorrt_rtx", compute_capability="SM86", subject="looped")
 
 
-def make_model(*shapes, injection="add"):
+def make_model(*shapes, **options):
     """Return a model whose state settles slowly, as training makes it; without shapes, with the usual layer."""
     torch.manual_seed(0)
-    config = training_plan("linear", "small", dim=16, layers=1, injection=injection).config
+    config = training_plan("linear", LoopedOptions(dim=16, layers=1, **options)).config
     model = PromptTransformer(replace(config, shapes=shapes or config.shapes)).eval()
     with torch.no_grad():
         for parameter in model.layers.parameters():
@@ -124,7 +125,7 @@ def lean(run):
 
 def test_tiers_of_bundles_compute_what_their_runs_do(run, lean, tmp_path):
     shapes = {"full": (), "lean": (LayerShape(3, 2, 32), LayerShape(3, 2, 32))}
-    unlooped = [write_run(make_model(*of, injection=None), tmp_path / tier) for tier, of in shapes.items()]
+    unlooped = [write_run(make_model(*of, unlooped=True), tmp_path / tier) for tier, of in shapes.items()]
     names = ("--tier-name", "full", "--tier-name", "lean", "--repository", tmp_path / "models", "--json")
     (looped_made,) = json.loads(invoke(export, run, lean, *names))
     (unlooped_made,) = json.loads(invoke(export, *unlooped, *names))
@@ -289,7 +290,7 @@ def test_an_unlooped_model_is_trained_in_bf16(tmp_path):
 
 def test_an_interrupted_training_resumes_in_its_stage(tmp_path, monkeypatch):
     monkeypatch.setattr("export.papers.looped.train._PROMPTS", 64)
-    plan = training_plan("linear", "small", dim=8, steps=6)
+    plan = training_plan("linear", LoopedOptions(dim=8, steps=6))
     whole = train_run("linear", plan, tmp_path / "whole", seed=0)
     with pytest.raises(KeyboardInterrupt):
         train_run("linear", plan, tmp_path / "again", seed=0, observer=Seen(7))  # in the second stage
@@ -307,7 +308,7 @@ def test_an_interrupted_training_resumes_in_its_stage(tmp_path, monkeypatch):
 
 def model_of(size, **options):
     torch.manual_seed(0)
-    return PromptTransformer(training_plan("linear", size, **options).config).eval()
+    return PromptTransformer(training_plan("linear", LoopedOptions(size, **options)).config).eval()
 
 
 def profile_of(inputs, least):
@@ -334,7 +335,7 @@ def test_an_embedding_compiles():
 
 @with_rtx
 def test_attention_of_an_unlooped_model_is_fused_in_fp16():
-    model = model_of("small", injection=None, layers=2)
+    model = model_of("small", unlooped=True, layers=2)
     data = usual_files(unlooped_onnx(model))["tensorrt"][1]
     product = compiled(data, profile_of(prompts_of(model.config), {"xs": (2,), "ys": (1,)}))
     assert product.report.attention == "2 blocks, fused"

@@ -14,6 +14,7 @@ from edge.bundles.manifest import Measure
 from export.errors import CheckpointError
 from export.papers.calculator.networks import NETWORKS
 from export.papers.looped.model import PromptTransformer
+from export.papers.looped.options import LoopedOptions
 from export.papers.looped.recipes import training_plan
 from export.papers.looped.train import PromptObjective
 from export.training.average import AveragedWeights
@@ -26,7 +27,7 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 def plan_for(name):
-    return training_plan(name, "small", dim=16, steps=1)
+    return training_plan(name, LoopedOptions(dim=16, steps=1))
 
 
 def trained_one_step(device="cpu", name="linear", **changes):

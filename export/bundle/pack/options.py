@@ -21,27 +21,11 @@ READ = ("inputs", "calibration", "image", "labels")
 
 
 class PackOptions(msgspec.Struct, frozen=True):
-    """Options of a bundle of an ONNX file.
+    """Options of a bundle of an ONNX file, by the names and with the help of the command's.
 
     Attributes:
-        max_batch_size: most rows of a run; 0 without a batch dimension; None takes it from the graph.
         shapes: of each input with a dynamic dimension other than the batch.
-        inputs: an ``.npz`` with golden inputs; None for random ones.
-        image: an image processor's JSON, for a model that clients send JPEG and PNG files; ``inputs`` and
-            ``calibration`` are then directories of images.
-        labels: a file with the label of each logit in a line.
-        labelled: the output that they are of; None for the only one that fits.
-        detect: the family of a detector, for clients that get boxes; None for other models.
-        threshold: score that boxes exceed, unless a request says otherwise; None for the format's default.
-        top_k: most boxes of a picture, as ``threshold``; None for as many as the model has queries.
-        tokenizer: a directory with the ``tokenizer.json`` of a model of token ids, for clients that send texts;
-            ``inputs`` and ``calibration`` are then files with a text in each line.
-        pooling: what makes one vector of those of the tokens; None where the graph does that, or needs none.
-        normalize: whether embeddings get the length 1.
-        max_length: most tokens of a text; None takes the limit of the tokenizer's directory.
-        fp16: whether TensorRT gets a file in FP16.
-        int8: whether there is a tier in INT8.
-        calibration: an ``.npz`` with inputs that calibrate INT8; None for the golden inputs.
+        labelled: the output of ``labels``, which only Triton's configurations name; None for the only one that fits.
     """
 
     max_batch_size: int | None = None

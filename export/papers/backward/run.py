@@ -169,8 +169,7 @@ class HeadComparison(Experiment[MethodRecord]):
         if examples < self.settings.limit:
             passes = max(passes, -(-_FEWEST_STEPS // steps))
         if method.of_model:
-            objective = LanguageObjective(module, *rows, seed=seed, batch_size=_SEQUENCES, steps_per_epoch=steps)
-            return objective, passes
+            return LanguageObjective(module, *rows, replace(RECIPE, batch_size=_SEQUENCES), seed=seed), passes
         drawn = (name, seed, examples) if examples < self.settings.limit else (name, 0, examples)
         if drawn not in self._states:
             last = LastStates(self.base.model)

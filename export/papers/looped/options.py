@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import click
 import msgspec
@@ -13,6 +13,7 @@ from edge.cli.options import grouped_options
 from edge.errors import UsageError
 from export.papers.looped import NAMES, PREFIX
 from export.training.options import precision_option
+from export.training.recipe import Precision
 from export.training.watch import Watch
 
 # torch takes seconds to import, so only the commands' bodies do it.
@@ -27,8 +28,8 @@ class LoopedOptions(msgspec.Struct, frozen=True):
     ``stages`` is the number of stages to train, the first ones; None is all of them.
     """
 
-    size: str = "small"
-    injection: str | None = None
+    size: Literal["small", "paper"] = "small"
+    injection: Literal["add", "multiply", "gated", "none"] | None = None
     unlooped: bool = False
     layers: int | None = None
     dim: int | None = None
@@ -36,7 +37,7 @@ class LoopedOptions(msgspec.Struct, frozen=True):
     rate: float = 1.0
     steps: int | None = None
     stages: int | None = None
-    precision: str = "fp32"
+    precision: Precision = "fp32"
 
     def check(self, names: Sequence[str]) -> None:
         """Raise a UsageError if an option is given and no model is looped, or if two contradict each other."""
@@ -110,23 +111,5 @@ def train_looped(
     from export.papers.looped.train import train_run
 
     function = name.removeprefix(PREFIX)
-    injection: Any = None if options.unlooped else options.injection or "add"
-    size: Any = options.size
-    plan = training_plan(
-        function,
-        size,
-        injection=injection,
-        layers=options.layers,
-        dim=options.dim,
-        steps=options.steps,
-        dims=options.dims,
-        rate=options.rate,
-    )
-    if options.stages and options.stages > len(plan.stages):
-        expected = f"at most {len(plan.stages)}, the stages of this plan"
-        raise UsageError("--stages", given=options.stages, expected=expected, fix="Leave --stages out for all of them.")
-    precision: Any = options.precision
-    replace = msgspec.structs.replace
-    kept = plan.stages[: options.stages]
-    plan = replace(plan, stages=tuple(replace(of, recipe=replace(of.recipe, precision=precision)) for of in kept))
+    plan = training_plan(function, options)
     return train_run(function, plan, directory, seed=seed, device=device, tensorboard=tensorboard, observer=watch)

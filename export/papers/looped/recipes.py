@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 from msgspec.structs import replace
 
 from edge.errors import UsageError
 from export.papers.looped.model import Injection, PromptConfig, gpt2_shapes
+from export.papers.looped.options import LoopedOptions
 from export.training.recipe import Recipe
 
-Size = Literal["small", "paper"]
 #: The most steps between two scores.
 _STEPS_PER_EPOCH = 500
 #: With Muon, a quarter of AdamW's steps lead to the same error.
@@ -75,55 +73,40 @@ class TrainingPlan(msgspec.Struct, frozen=True):
     stages: tuple[Stage, ...]
 
 
-def training_plan(
-    function: str,
-    size: Size,
-    *,
-    injection: Injection | None = "add",
-    layers: int | None = None,
-    dim: int | None = None,
-    steps: int | None = None,
-    dims: int | None = None,
-    rate: float = 1.0,
-) -> TrainingPlan:
-    """Return how to train a model on a function class.
-
-    Args:
-        injection: None is an unlooped model, with twelve layers by default; a looped one has one.
-        steps: of the first stage, in place of the size's; the rest keeps its proportion.
-        dims: d, in place of the size's; prompts of the small size have pairs in proportion.
-        rate: the peak learning rates of all stages, in units of the size's.
+def training_plan(function: str, options: LoopedOptions) -> TrainingPlan:
+    """Return how to train a model on a function class; prompts of the small size have pairs in proportion to ``dims``.
 
     Raises:
-        UsageError: the width cannot be shared by the heads.
+        UsageError: the width cannot be shared by the heads, or there are fewer stages.
     """
-    layers = layers or (12 if injection is None else 1)
-    make, usual_dim, heads = (_small, 64, 4) if size == "small" else (_paper, 256, 8)
-    dim = dim or usual_dim
+    injection = None if options.unlooped else options.injection or "add"
+    make, usual_dim, heads = (_small, 64, 4) if options.size == "small" else (_paper, 256, 8)
+    dim, layers = options.dim or usual_dim, options.layers or (12 if options.unlooped else 1)
     if dim % heads:
         fix = f"Give --dim {max(1, dim // heads) * heads}."
         raise UsageError("--dim", given=dim, expected=f"a multiple of the {heads} heads", fix=fix)
-    plan = make(function, injection, layers, dim, steps, dims)
-    return replace(plan, stages=tuple(_faster(stage, rate) for stage in plan.stages))
+    plan = make(function, injection, layers, dim, options)
+    if options.stages and options.stages > len(plan.stages):
+        expected = f"at most {len(plan.stages)}, the stages of this plan"
+        raise UsageError("--stages", given=options.stages, expected=expected, fix="Leave --stages out for all of them.")
+    stages = []
+    for stage in plan.stages[: options.stages]:
+        rate = options.rate * stage.recipe.peak_learning_rate
+        recipe = replace(stage.recipe, peak_learning_rate=rate, precision=options.precision)
+        stages.append(replace(stage, recipe=recipe))
+    return replace(plan, stages=tuple(stages))
 
 
-def _faster(stage: Stage, rate: float) -> Stage:
-    recipe = stage.recipe
-    return replace(stage, recipe=replace(recipe, peak_learning_rate=rate * recipe.peak_learning_rate))
-
-
-def _small(
-    function: str, injection: Injection | None, layers: int, dim: int, steps: int | None, dims: int | None
-) -> TrainingPlan:
+def _small(function: str, injection: Injection | None, layers: int, dim: int, options: LoopedOptions) -> TrainingPlan:
     """Five dimensions and ten pairs; 20 pairs for trees and networks, which need more.
 
     The first stage finds a solution within few loops; the second, with drawn numbers of loops, makes it a fixed point.
     """
-    dims = dims or 5
+    dims = options.dims or 5
     short = function in ("linear", "sparse")
     pairs = (2 if short else 4) * dims
     config = PromptConfig(dims=dims, points=pairs + 1, dim=dim, shapes=gpt2_shapes(dim, 4, layers), injection=injection)
-    steps = steps or 1500
+    steps = options.steps or 1500
     interval = max(1, steps // 5)
     # Of d dimensions, 2 are the first; both grow in three or four steps.
     curriculum = Curriculum(
@@ -146,15 +129,17 @@ def _small(
     return TrainingPlan(config, stages)
 
 
-def _paper(
-    function: str, injection: Injection | None, layers: int, dim: int, steps: int | None, dims: int | None
-) -> TrainingPlan:
+def _paper(function: str, injection: Injection | None, layers: int, dim: int, options: LoopedOptions) -> TrainingPlan:
     """Twenty dimensions, the curricula of Garg et al. 2022 and of the paper's public code, 500,000 steps."""
     long = function in ("tree", "relu")
     config = PromptConfig(
-        dims=dims or 20, points=101 if long else 41, dim=dim, shapes=gpt2_shapes(dim, 8, layers), injection=injection
+        dims=options.dims or 20,
+        points=101 if long else 41,
+        dim=dim,
+        shapes=gpt2_shapes(dim, 8, layers),
+        injection=injection,
     )
-    steps = steps or 500_000
+    steps = options.steps or 500_000
     interval, of_loops = (max(1, of * steps // 500_000) for of in (2000 if injection is None else 5000, 500))
     active = Rising(5, config.dims, 1, interval)
     points = Rising(26, 101, 5, interval) if long else Rising(11, 41, 2, interval)
