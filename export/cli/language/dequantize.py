@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from edge.cli.output import json_option, print_json, working
-from export.bundle.outputs import check_run
+from export.bundle.outputs import check_free
 from export.training.loading import loading_torch
 from export.training.options import out_option
 
@@ -22,7 +22,7 @@ def dequantize(file: Path, out: Path, as_json: bool) -> None:
     The weights in FILE have a few bits each, and get as many as torch computes with. They are not the published ones,
     and config.json of the model, and of all that are made from it, says so.
     """
-    check_run("--out", out, {"FILE": file}, replace=False)
+    check_free("--out", out, {"FILE": file})
     with loading_torch():
         from export.generate.gguf import dequantize as dequantized
     with working(f"reading {file}"):
