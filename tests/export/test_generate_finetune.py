@@ -223,6 +223,7 @@ def test_models_with_merged_adapters_or_all_weights_trained_are_served_with_the_
         ("train a --data calculator", "--data: got 'calculator', expected FORMAT:PATH"),
         ("train a --tokenizer characters --vocabulary 9", "--vocabulary: got 9, expected --tokenizer bpe. Leave --voc"),
         ("train sums --replace", "got something that is not a model of fewheads language"),
+        ("train made --tokenizer made --replace", "got the path of --tokenizer made, expected a path apart"),
         ("train sums --data mathematics:sums/notes.txt", "a directory that holds"),
         ("evaluate toy --top-k 5", "--top-k: got 5, expected --temperature above 0 beside it"),
         ("finetune one --backbone toy --rank 0", "0 is not in the range"),

@@ -81,7 +81,8 @@ def train(
     directory, sources = out / check_name("NAME", name), [source_of(text) for text in data]
     if vocabulary and tokenizer != "bpe":
         raise UsageError("--vocabulary", given=vocabulary, expected="--tokenizer bpe", fix="Leave --vocabulary out.")
-    check_language_model("--out", directory, files_of(sources), replace=replace)
+    of_tokenizer = None if tokenizer in {"bpe", "characters", "gpt2"} else Path(tokenizer)
+    check_language_model("--out", directory, {"--tokenizer": of_tokenizer, **files_of(sources)}, replace=replace)
     with loading_torch("loading torch and data"):
         from export.generate.train import preset_of, read_corpus, tokenizer_for, train_language
 
