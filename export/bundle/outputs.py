@@ -32,13 +32,38 @@ def check_run(option: str, path: Path, inputs: Inputs, *, replace: bool, way_out
         UsageError: the path overlaps an input, cannot be written, holds an earlier run and ``replace`` is not set, or
             holds something that is not a run.
     """
-    _check_directory(option, path, inputs, is_run, "run", replace, way_out)
+    check_directory(option, path, inputs, is_run, "run", replace, way_out)
+
+
+def check_directory(
+    option: str, path: Path, inputs: Inputs, is_ours: Callable[[Path], bool], what: str, replace: bool, way_out: str
+) -> None:
+    """Check the path of a new directory of a kind, ``what``, which ``is_ours`` knows; errors as :func:`check_run`."""
+    _check_apart(option, path, inputs, way_out)
+    _check_writable(option, path, way_out)
+    if not os.path.lexists(path):
+        return
+    if not is_ours(path):
+        given, expected = Raw(f"something that is not a {what}"), f"a free path or an earlier {what}"
+        raise UsageError(f"{option} {path}", given=given, expected=expected, fix=f"Give {way_out}.")
+    if not replace:
+        raise _existing(option, path, f"an existing {what}", way_out)
+
+
+def check_free(option: str, path: Path, inputs: Inputs) -> None:
+    """Check a path where nothing is replaced; arguments and errors as :func:`check_run`."""
+    way_out = f"another {option}"
+    _check_apart(option, path, inputs, way_out)
+    _check_writable(option, path, way_out)
+    if os.path.lexists(path):
+        given, fix = Raw("an existing file or directory"), f"Give {way_out}."
+        raise UsageError(f"{option} {path}", given=given, expected="a free path", fix=fix)
 
 
 def check_shapes(option: str, path: Path, inputs: Inputs, *, replace: bool) -> None:
     """Check the path of a new directory of layer shapes; arguments and errors as :func:`check_run`."""
     what, way_out = "directory of shapes", f"another {option}"
-    _check_directory(option, path, inputs, lambda path: (path / SHAPES_NAME).is_file(), what, replace, way_out)
+    check_directory(option, path, inputs, lambda path: (path / SHAPES_NAME).is_file(), what, replace, way_out)
 
 
 def check_results(option: str, path: Path, inputs: Inputs, *, files: Collection[str], what: str, replace: bool) -> None:
@@ -47,7 +72,7 @@ def check_results(option: str, path: Path, inputs: Inputs, *, files: Collection[
     def is_ours(path: Path) -> bool:
         return path.is_dir() and {entry.name for entry in path.iterdir()} == {*files}
 
-    _check_directory(option, path, inputs, is_ours, what, replace, f"another {option}")
+    check_directory(option, path, inputs, is_ours, what, replace, f"another {option}")
 
 
 def check_bundle(path: Path, inputs: Inputs, *, replace: bool) -> None:
@@ -56,13 +81,13 @@ def check_bundle(path: Path, inputs: Inputs, *, replace: bool) -> None:
     versions = (other.name.rpartition("-")[2] for other in path.parent.glob(f"{name}-*"))
     free = max((int(version) for version in versions if version.isdecimal()), default=0) + 1
     way_out = f"--version {free}, or another --repository"
-    _check_directory("bundle", path, inputs, lambda path: (path / MANIFEST_NAME).is_file(), "bundle", replace, way_out)
+    check_directory("bundle", path, inputs, lambda path: (path / MANIFEST_NAME).is_file(), "bundle", replace, way_out)
 
 
 def check_triton_model(path: Path, inputs: Inputs, *, replace: bool) -> None:
     """Check the path of a new model of Triton, ``REPOSITORY/NAME``; arguments and errors as :func:`check_run`."""
     way_out = "another --name or --repository"
-    _check_directory(
+    check_directory(
         "model", path, inputs, lambda path: (path / TRITON_CONFIG).is_file(), "model of Triton", replace, way_out
     )
 
@@ -104,20 +129,6 @@ def check_workspace(option: str, path: Path, inputs: Inputs, *, settings: str) -
     if path.is_dir() and any(path.iterdir()) and not any(path.glob(settings)):
         given, expected = Raw("a directory with other files"), "an empty path or an earlier experiment"
         raise UsageError(f"{option} {path}", given=given, expected=expected, fix=f"Give {way_out}.")
-
-
-def _check_directory(
-    option: str, path: Path, inputs: Inputs, is_ours: Callable[[Path], bool], what: str, replace: bool, way_out: str
-) -> None:
-    _check_apart(option, path, inputs, way_out)
-    _check_writable(option, path, way_out)
-    if not os.path.lexists(path):
-        return
-    if not is_ours(path):
-        given, expected = Raw(f"something that is not a {what}"), f"a free path or an earlier {what}"
-        raise UsageError(f"{option} {path}", given=given, expected=expected, fix=f"Give {way_out}.")
-    if not replace:
-        raise _existing(option, path, f"an existing {what}", way_out)
 
 
 def _check_apart(option: str, path: Path, inputs: Inputs, way_out: str) -> None:

@@ -141,6 +141,8 @@ def _steps(title: str, total: int | None) -> Iterator[Callable[[str], None]]:
     with working(title, total) as update:
         numbers = count()
         yield lambda step: update(next(numbers), total, step)
+        done = next(numbers)
+        update(done, done)
 
 
 def _pack_repository(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge.errors import Raw, UsageError
-from export.bundle.outputs import Inputs, check_run
+from edge.errors import Raw
+from export.bundle.outputs import Inputs, check_directory
 from export.errors import CheckpointError
 from export.training.runs import CONFIG, LOG, METRICS, TOKENIZER
 
@@ -57,9 +57,6 @@ def check_language_model(option: str, directory: Path, inputs: Inputs, *, replac
         UsageError: it overlaps an input, cannot be written, holds an earlier model and ``replace`` is not set, or holds
             something else.
     """
-    if not is_language_model(directory):
-        check_run(option, directory, inputs, replace=False)
-    elif not replace:
-        fix = "Give --replace to replace it, or another --out."
-        given = Raw("an existing language model")
-        raise UsageError(f"{option} {directory}", given=given, expected="a free path", fix=fix)
+    check_directory(
+        option, directory, inputs, is_language_model, "model of fewheads language", replace, "another --out"
+    )

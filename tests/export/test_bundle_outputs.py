@@ -11,6 +11,7 @@ from export.cli.compare import compare
 from export.cli.export import export
 from export.cli.finetune import finetune
 from export.cli.frontier import frontier
+from export.cli.language import language
 from export.cli.pack import pack
 from export.cli.reduce import reduce
 from export.cli.report import report
@@ -63,6 +64,11 @@ REFUSED = [
     (shapes, ("model", "--lengths", "8", "--out", "model"), "the path of MODEL" + APART),
     (shapes, ("model", "--lengths", "8", "--out", "photos"), "something that is not a directory of shapes"),
     (reduce, ("full", "--data-dir", "data", "--out", "data/glue/SST-2/x"), "a path inside of the data in" + APART),
+    (
+        language,
+        ("dequantize", "file", "--out", "full"),
+        r"full: got an existing .*, expected a free path\. Give another --out",
+    ),
     (report, ("full", "--out", "none/page.html"), "no such directory"),
     (report, ("full", "--out", "full/config.json"), "a path inside of RUN" + APART),
     (compare, ("full", "--out", "full/compared"), "a path inside of RUN" + APART),
@@ -82,7 +88,7 @@ REFUSED = [
 def test_only_earlier_results_are_replaced_and_only_on_request(place, monkeypatch, command, arguments, message):
     if (command, arguments, message) in EXISTING:
         message += r", expected a free path\. Give --replace to replace it, or (another|--version 2)"
-    elif command not in (compare, frontier):
+    elif command not in (compare, frontier, language):  # they have no --replace
         arguments = (*arguments, "--replace")
     if command is train:
         invoke(train, "calculator-oracle", "--out", place)

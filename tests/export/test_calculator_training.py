@@ -1,5 +1,6 @@
 """The calculators' networks and their training."""
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -172,6 +173,18 @@ def test_the_lstm_of_the_papers_code_learns_a_resample_in_one_order_and_is_score
             optimizer.step()
             total += float(errors.detach().square().sum())
         assert epoch.score.value == pytest.approx(-total / len(learnt.truth), rel=1e-3)
+
+
+def test_the_lstm_of_the_papers_code_stops_after_five_epochs_that_gain_too_little(splits):
+    model, split = create("calculator-lstm-public", 0), splits["train"]
+    truth = model.predict(split.tokens[:32])[:, 0] + 0.1  # the loss begins at 0.01
+    few = msgspec.structs.replace(split, tokens=split.tokens[:32], truth=truth)
+    fitted = fit(model, SPECS["calculator-lstm-public"].recipe, few, None, seed=0)
+    kept, losses = 0, [-score for score in fitted.scores]
+    for epoch, loss in enumerate(losses):
+        kept = epoch if loss < losses[kept] - 1e-3 else kept
+    assert fitted.best_epoch == kept + 1 == len(losses) - 5
+    assert min(losses) < losses[kept]
 
 
 def test_weights_depend_on_the_seed_alone(splits):

@@ -191,7 +191,7 @@ def test_the_command_writes_a_backbone_for_the_others(backbone, tmp_path):
     assert not (tmp_path / "two" / "adapter").exists()
     for name in ("one", "two"):
         check_tokenizer_is_kept(backbone, tmp_path / name)
-    with pytest.raises(UsageError, match=r"got an existing language model, expected a free path\. Give --replace"):
+    with pytest.raises(UsageError, match=r"an existing model of fewheads language, .* free path\. Give --replace"):
         invoke(language, *again)
     invoke(language, *again, "--replace")
     data = ("--data", "calculator:in_range", "--limit", 5)
@@ -222,7 +222,8 @@ def test_models_with_merged_adapters_or_all_weights_trained_are_served_with_the_
         ("train a/b", "NAME: got 'a/b', expected lower-case letters"),
         ("train a --data calculator", "--data: got 'calculator', expected FORMAT:PATH"),
         ("train a --tokenizer characters --vocabulary 9", "--vocabulary: got 9, expected --tokenizer bpe. Leave --voc"),
-        ("train sums --replace", "got something that is not a run"),
+        ("train sums --replace", "got something that is not a model of fewheads language"),
+        ("train made --tokenizer made --replace", "got the path of --tokenizer made, expected a path apart"),
         ("train sums --data mathematics:sums/notes.txt", "a directory that holds"),
         ("evaluate toy --top-k 5", "--top-k: got 5, expected --temperature above 0 beside it"),
         ("finetune one --backbone toy --rank 0", "0 is not in the range"),
@@ -232,6 +233,7 @@ def test_models_with_merged_adapters_or_all_weights_trained_are_served_with_the_
         ("finetune one --backbone empty", "expected the configuration of a Hugging Face model"),
         ("finetune one --backbone broken", "broken/merges.txt: got Is a directory, expected a file that can be read"),
         ("finetune one --backbone toy --out toy", "a path inside of"),
+        ("finetune made --backbone made --replace", "got the path of --backbone made, expected a path apart"),
         ("reduce toy --heads 0.25", "--heads: got 0.25, expected 0.5 to 1, because each layer keeps at least 1 of 2"),
         ("reduce toy --neurons 0.01", "got 0.01, expected 0.125 to 1, because each layer keeps at least 8 of 64"),
         ("reduce toy", "--heads and --neurons: got 1 and 1, expected shares that remove something"),
@@ -242,8 +244,10 @@ def test_models_with_merged_adapters_or_all_weights_trained_are_served_with_the_
 )
 def test_options_that_do_not_fit_are_refused(arguments, message, backbone, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("toy", "broken"):
+    for name in ("toy", "broken", "made"):
         copytree(backbone, name)
+    for name in ("training.json", "metrics.json", "log.jsonl"):
+        Path("made", name).touch()
     save_backbone(tiny_gpt2(heads=1), bpe(), "single")
     for name in ("broken/merges.txt", "empty", "sums"):
         Path(name).mkdir()

@@ -143,7 +143,7 @@ def test_the_command_writes_a_directory_that_exports_to_smaller_caches(place, mo
     assert metrics["parameters"] < load_backbone(out).num_parameters()
     measured = {(of["split"], of["metric"]) for of in metrics["measures"]}
     assert measured >= {("before", "cross_entropy"), ("holdout", "cross_entropy")}
-    with pytest.raises(UsageError, match="got an existing language model"):
+    with pytest.raises(UsageError, match="got an existing model of fewheads language"):
         reduced(place, "--out", out, "--heads", 0.75)
     prompts = [one.text_before for one in EXAMPLES[:6]]
     monkeypatch.setattr("export.generate.bundle._MOST_ONNX_BYTES", 4 * metrics["parameters"])

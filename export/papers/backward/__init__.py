@@ -5,5 +5,5 @@
 - :mod:`export.papers.backward.run`, :mod:`export.papers.backward.chunks`, :mod:`export.papers.backward.calculators` and
   :mod:`export.papers.backward.mismatch` are experiments of :mod:`export.papers.experiment`;
   :mod:`export.papers.backward.tables` makes the published tables again
-- :mod:`export.cli.backward` has the commands
+- :mod:`export.cli.language` has the commands
 """
