@@ -15,7 +15,8 @@ from export.bundle.outputs import check_run
 from export.papers.calculator.specs import DEFAULT_NAMES, NAMES, SPECS
 from export.papers.calculator.stack import NAMES as STACK_NAMES
 from export.papers.looped import NAMES as LOOPED
-from export.papers.looped.options import LoopedOptions, looped_options, train_looped
+from export.papers.looped import PREFIX
+from export.papers.looped.options import LoopedOptions, looped_options
 from export.report.table import print_measures
 from export.training.loading import loading_torch
 from export.training.options import (
@@ -80,6 +81,8 @@ def train(
     with loading_torch():
         from export.papers.calculator.stack.train import train_stack
         from export.papers.calculator.train import train_run
+        from export.papers.looped.recipes import training_plan
+        from export.papers.looped.train import train_run as train_looped
         from export.training.intervals import pooled
     results = []
     for name in names:
@@ -88,7 +91,9 @@ def train(
             options: dict[str, Any] = {"seed": one, "tensorboard": tensorboard}
             with watching(run, lines=False) as watch:
                 if name in LOOPED:
-                    metrics = train_looped(name, out / run, looped, watch, device=device, **options)
+                    function = name.removeprefix(PREFIX)
+                    plan = training_plan(function, looped)
+                    metrics = train_looped(function, plan, out / run, device=device, observer=watch, **options)
                 elif name in STACK_NAMES:
                     metrics = train_stack(name, out / run, epochs=epochs, observer=watch, **options)
                 else:

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import click
 import msgspec
 
 from edge.cli.options import grouped_options
 from edge.errors import UsageError
-from export.papers.looped import NAMES, PREFIX
+from export.papers.looped import NAMES
 from export.training.options import precision_option
 from export.training.recipe import Precision
-from export.training.watch import Watch
-
-# torch takes seconds to import, so only the commands' bodies do it.
-if TYPE_CHECKING:
-    from export.training.device import DeviceName
-    from export.training.runs import RunMetrics
 
 
 class LoopedOptions(msgspec.Struct, frozen=True):
@@ -94,22 +87,3 @@ looped_options = grouped_options(
         precision_option(default="fp32", help="Looped models: precision of the multiplications, as for finetune."),
     ),
 )
-
-
-def train_looped(
-    name: str,
-    directory: Path,
-    options: LoopedOptions,
-    watch: Watch,
-    *,
-    seed: int,
-    device: DeviceName,
-    tensorboard: Path | None,
-) -> RunMetrics:
-    """Train one model of :data:`export.papers.looped.NAMES`; see :func:`export.papers.looped.train.train_run`."""
-    from export.papers.looped.recipes import training_plan
-    from export.papers.looped.train import train_run
-
-    function = name.removeprefix(PREFIX)
-    plan = training_plan(function, options)
-    return train_run(function, plan, directory, seed=seed, device=device, tensorboard=tensorboard, observer=watch)

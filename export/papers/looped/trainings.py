@@ -16,11 +16,12 @@ from msgspec.structs import replace
 
 from export.errors import TrainingError
 from export.papers.experiment import Experiment, Part, compute_parts, read_records, report_experiment
-from export.papers.looped import PREFIX
 from export.papers.looped.measure import pair_errors
-from export.papers.looped.options import LoopedOptions, train_looped
+from export.papers.looped.options import LoopedOptions
 from export.papers.looped.prompts import FUNCTION_CLASSES, TUNING, draw_prompts, generator_of
+from export.papers.looped.recipes import training_plan
 from export.papers.looped.run import open_runs
+from export.papers.looped.train import train_run
 from export.report.table import Table
 from export.training.runs import is_run
 from export.training.watch import Watch
@@ -117,7 +118,7 @@ class Trainings(Experiment[TrainingRecord]):
         run = self._out / (_TUNED if tunes else RUNS) / part.name
         try:
             if not is_run(run):
-                train_looped(f"{PREFIX}{function}", run, options, watch, seed=seed, device="cpu", tensorboard=None)
+                train_run(function, training_plan(function, options), run, seed=seed, observer=watch)
         except TrainingError:
             return TrainingRecord(options.rate, None)
         (trained,) = open_runs([run])
