@@ -137,12 +137,11 @@ def pages() -> dict[Path, str]:
     tables = page_tables(report.records, precisions, trials) | {
         _PREDICTED.name: read_latencies(_PREDICTED).table(),
         _SIDE_BY_SIDE.name: _side_by_side(read_latencies(_SIDE_BY_SIDE)),
+        _SERVED.name: _served(msgspec.json.decode(_SERVED.read_bytes())),
     }
     if (chosen := RESULTS / _TRAININGS).is_dir():
         tuning, trained = read_settings(chosen, TrainingsSettings).tuning, read_records(chosen, TrainingRecord)
         tables[_TRAININGS] = rates_table(tuning, trained)._replace(title="")
-    if _SERVED.exists():
-        tables[_SERVED.name] = _served(msgspec.json.decode(_SERVED.read_bytes()))
     by_record = {f"export/papers/looped/results/{name}": table for name, table in tables.items()}
     page = with_tables(_PAGE.read_text(), "python -m export.papers.looped.tables", by_record)
     return {_PAGE: page, RESULTS / REPORT: report.page}
