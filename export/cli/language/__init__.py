@@ -22,7 +22,17 @@ def language() -> None:
 
 
 for _command in (
-    *(train, finetune, dequantize, evaluate, reduce, export),
-    *(head, export_head, compare, chunks, mismatch, calculator),
+    train,
+    finetune,
+    dequantize,
+    evaluate,
+    reduce,
+    export,
+    head,
+    export_head,
+    compare,
+    chunks,
+    mismatch,
+    calculator,
 ):
     language.add_command(_command)

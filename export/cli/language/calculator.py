@@ -10,7 +10,7 @@ import click
 from edge.cli.options import FloatRange
 from edge.cli.output import json_option
 from export.bundle.outputs import check_workspace
-from export.cli.language.shared import experiment_seeds_option, loaded, resumed_option
+from export.cli.language.shared import experiment_seeds_option, loaded, paper_rank_option, resumed_option
 from export.generate.formats import source_of
 from export.generate.options import FULL_RATE, RATE, limit_option
 from export.papers.experiment import SETTINGS
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("backbone", type=DIRECTORY)
 @experiment_seeds_option
-@click.option("--rank", type=click.IntRange(1), default=32, show_default=True, help="Of the adapters; the paper's.")
+@paper_rank_option
 @click.option("--epochs", type=click.IntRange(1), default=10, show_default=True, help="Passes; the best one is kept.")
 @click.option("--lr", type=FloatRange(0, min_open=True), default=RATE, show_default=True, help="Peak, of adapters.")
 @click.option(

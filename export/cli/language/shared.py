@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 experiment_seeds_option = click.option(
     "--seeds", type=click.IntRange(1), default=3, show_default=True, help="Runs of each, seeds from 0 on."
 )
+#: Rank of the adapters in paper 000.
+paper_rank_option = click.option(
+    "--rank", type=click.IntRange(1), default=32, show_default=True, help="Of the adapters; the paper's."
+)
 resumed_option = out_option("Directory for all results; the same options resume there, with more seeds, too.")
 
 
