@@ -23,6 +23,7 @@ from export.papers.looped.recipes import training_plan
 from export.papers.looped.run import open_runs
 from export.papers.looped.train import train_run
 from export.report.table import Table
+from export.training.recipe import Precision
 from export.training.runs import is_run
 from export.training.watch import Watch
 
@@ -68,10 +69,11 @@ class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TrainingsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """See :data:`SETTINGS`."""
+    """See :data:`SETTINGS`; ``precision`` is that of the multiplications in all trainings."""
 
     tuning: Tuning
     groups: dict[str, Group]
+    precision: Precision = "fp32"
 
 
 SETTINGS = msgspec.json.decode(Path(__file__).with_name("trainings.json").read_bytes(), type=TrainingsSettings)
@@ -118,7 +120,8 @@ class Trainings(Experiment[TrainingRecord]):
         run = self._out / (_TUNED if tunes else RUNS) / part.name
         try:
             if not is_run(run):
-                train_run(function, training_plan(function, options), run, seed=seed, observer=watch)
+                plan = training_plan(function, replace(options, precision=self.settings.precision))
+                train_run(function, plan, run, seed=seed, observer=watch)
         except TrainingError:
             return TrainingRecord(options.rate, None)
         (trained,) = open_runs([run])
