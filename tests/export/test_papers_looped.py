@@ -138,7 +138,7 @@ def test_trainings_take_the_rates_that_were_best_for_their_kind(tmp_path):
     small = LoopedOptions(dim=8, layers=1, steps=3)
     models = (small, msgspec.structs.replace(small, unlooped=True))
     group, tuning = Group(("tree",), 1, models), Tuning(("linear",), models, (1e30, 0.5, 1.0), 100, 64)
-    settings = TrainingsSettings(tuning, {"trees": group})
+    settings = TrainingsSettings(tuning, {"trees": group}, "bf16")
     run_experiment(Trainings(settings, tmp_path), tmp_path, plots=False)
     lines = [msgspec.json.decode(line) for line in (tmp_path / RECORDS).read_bytes().splitlines()]
     errors = [line["record"]["error"] for line in lines]
@@ -155,8 +155,10 @@ def test_trainings_take_the_rates_that_were_best_for_their_kind(tmp_path):
     runs = open_runs(tmp_path / "runs" / name for name in names)
     usual = training_plan("linear", LoopedOptions()).stages[0].recipe.peak_learning_rate
     assert f"peak_learning_rate={0.5 * usual}," in runs[0].training
+    assert "precision='bf16'" in runs[0].training
     gated = msgspec.structs.replace(small, injection="gated", dims=3)
-    more = TrainingsSettings(tuning, {"trees": msgspec.structs.replace(group, models=(*models, gated), seeds=2)})
+    more_seeds = msgspec.structs.replace(group, models=(*models, gated), seeds=2)
+    more = msgspec.structs.replace(settings, groups={"trees": more_seeds})
     parts = [part.name for part in Trainings(more, tmp_path, ("trees",)).parts()]
     assert parts[6:10] == [*names, "tree-looped-gated-layers1-dim8-dims3-steps3-0", names[0].replace("-0", "-1")]
     keep_settings(tmp_path, more, extensible=Trainings.extensible)
