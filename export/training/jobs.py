@@ -209,6 +209,8 @@ def _in_process(call: bytes, log: str, gpu: int | None, sender: Connection) -> N
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it, and ends this process
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.update(dict.fromkeys(_THREADS, "1"))  # before the call's own modules are imported
+    if torch := sys.modules.get("torch"):  # imported already, where the program of the parent imports it
+        torch.set_num_threads(1)
     if gpu is not None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)
