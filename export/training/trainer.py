@@ -53,7 +53,7 @@ def train(
     recipe: Recipe,
     *,
     seed: int,
-    stop_below: float | None = None,
+    keep_last: bool = False,
     state: Path | None = None,
     save_every: int = 200,
     log: TrainingLog | None = None,
@@ -65,8 +65,7 @@ def train(
 
     Args:
         seed: of everything random in the model, such as dropout; the objective has the order of the data.
-        stop_below: end after an epoch with a lower score. Then the last epoch that is not lower is kept, not the best
-            one; if all are lower, the first.
+        keep_last: keep the weights after the last epoch, whatever their score; the recipe's patience does not count.
         state: a file for the state of the run. A run that finds its own state resumes, and ends with the same bits as
             an uninterrupted one. The caller deletes the file.
         save_every: steps between two states; five minutes, and each epoch, end with a state, too.
@@ -79,8 +78,8 @@ def train(
     device = model_device(objective.model)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        run = _Run(objective, recipe, state, stop_below)
-        run.resume(f"{recipe} seed {seed} {stop_below}")
+        run = _Run(objective, recipe, state, keep_last or recipe.average is not None)
+        run.resume(f"{recipe} seed {seed} {keep_last}")
         per_epoch = objective.steps_per_epoch
         steps = recipe.epochs * per_epoch
         if run.step:
@@ -119,9 +118,9 @@ def train(
 
 
 class _Run:
-    def __init__(self, objective: Objective, recipe: Recipe, path: Path | None, stop_below: float | None) -> None:
+    def __init__(self, objective: Objective, recipe: Recipe, path: Path | None, keep_last: bool) -> None:
         self.objective, self.model, self.recipe = objective, objective.model, recipe
-        self.path, self.stop_below = path, stop_below
+        self.path, self.keep_last = path, keep_last
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizers = Optimizers(objective, recipe)
         self._average = None if recipe.average is None else AveragedWeights(self.parameters, recipe.average)
@@ -189,8 +188,6 @@ class _Run:
 
     @property
     def stopped(self) -> bool:
-        if self.stop_below is not None:
-            return any(score < self.stop_below for score in self.scores)
         patience = self.recipe.patience
         return patience is not None and len(self.scores) - self.best_epoch >= patience
 
@@ -199,12 +196,8 @@ class _Run:
         if not math.isfinite(score.value):
             subject = f"{score.name} after epoch {len(self.scores) + 1}"
             raise TrainingError(subject, given=score.value, expected="a finite number", fix=_FIX)
-        if not self.scores or (self._average is not None and self.stop_below is None):
-            better = True
-        elif self.stop_below is not None:
-            better = score.value >= self.stop_below
-        else:
-            better = score.value > self.scores[self.best_epoch - 1] + self.recipe.min_delta
+        better = self.keep_last or not self.scores
+        better = better or score.value > self.scores[self.best_epoch - 1] + self.recipe.min_delta
         self.scores.append(score.value)
         self.losses.append(sum(self._epoch_losses) / len(self._epoch_losses))
         self._epoch_losses = []

@@ -44,8 +44,6 @@ from export.training.watch import Watch
 SKIP = "skip"
 #: Below ``--out``, of the runs that are kept.
 RUNS = "runs"
-#: Models with scores stop if the hold-out falls by more below the dense run.
-_STOP_BELOW = 0.005
 _LONG_TOKENS = 128
 
 if TYPE_CHECKING:
@@ -90,7 +88,6 @@ class Mechanisms(Experiment[MechanismRecord]):
         keep_runs: bool = False,
     ) -> None:
         self._names, self._out, self._device, self._keep_runs = names, out, device, keep_runs
-        self._floor: float | None = None
         opened = open_model(run)
         task, model, architecture = task_of(opened, run), opened.head, opened.architecture
         assert architecture is not None
@@ -140,13 +137,11 @@ class Mechanisms(Experiment[MechanismRecord]):
         def score(of: nn.Module) -> float:
             return float(task.predict(of, data.holdout).score(task.headline))  # type: ignore[arg-type]
 
-        if loss and self._floor is None:
-            self._floor = score(self._dense) - _STOP_BELOW
-        floor = self._floor if loss else None
         with adaptive_term(model, loss) if loss else nullcontext() as term:
             of = partial(AdaptiveObjective, term=term) if term else TaskObjective
             objective = of(model, data.train, recipe, seed=seed, evaluate=partial(score, model))
-            tuned = train(objective, recipe, seed=seed, stop_below=floor, state=directory / "state", observer=watch)
+            # Not the best epoch: while a budget falls to its share, the first epochs are better, and keep more.
+            tuned = train(objective, recipe, seed=seed, keep_last=True, state=directory / "state", observer=watch)
         predicted = task.predict(model, self._dev)
         model = model.cpu()
         use = head_use(model, self._dev) or HeadUse(made.kept)
