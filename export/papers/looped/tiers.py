@@ -59,7 +59,7 @@ PROGRAM = LoopProgram(
     points="xs",
     values="ys",
 )
-#: Prompts of the golden sets: those whose states settle best of four times as many.
+#: Prompts of the golden sets: the first whose states settle, of four times as many.
 _GOLDEN_ROWS = 16
 _GOLDEN_LOOPS = 4  # before the golden step, so that its state is one of a loop in progress
 
@@ -161,11 +161,12 @@ def unlooped_tier(
 def _golden(model: PromptTransformer, function: str) -> tuple[dict[str, Array], Golden]:
     """Return golden prompts, and the outputs after :data:`_MAX_LOOPS` loops, without a tolerance.
 
-    Where a state does not settle, the rounding of two machines would grow with the loops.
+    Where a state does not settle, the rounding of two machines would grow with the loops. Too few that do are filled up
+    with those that nearly do. Not those that settle best: tools time requests by golden prompts.
     """
     xs, ys = _golden_prompts(model.config, function, 4 * _GOLDEN_ROWS)
     path = trajectory(model, xs, ys, _MAX_LOOPS)
-    rows = np.sort(np.argsort(path.residuals[-1], kind="stable")[:_GOLDEN_ROWS])
+    rows = np.sort(np.argsort(np.maximum(path.residuals[-1], PROGRAM.tolerance), kind="stable")[:_GOLDEN_ROWS])
     inputs = {"xs": xs.numpy()[rows], "ys": ys.numpy()[rows]}
     outputs = {
         "prediction": path.predictions[-1][rows, None],
