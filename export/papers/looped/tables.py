@@ -32,7 +32,7 @@ from export.papers.looped.tiers import PROGRAM, usual_files
 from export.papers.looped.trainings import TrainingRecord, TrainingsSettings, rates_table
 from export.report.drawing import write_figure
 from export.report.table import Table, with_tables, write_pages
-from export.training.intervals import Mean, Sample, over_seeds, with_interval
+from export.training.intervals import Mean, over_seeds, with_interval
 
 _PAGE = Path(__file__).with_name("RESULTS.md")
 RESULTS = Path(__file__).with_name("results")
@@ -44,9 +44,7 @@ _PAIRS = (5, 6, 7, 8, 10, 15, 20)
 _KINDS = ("unlooped", "looped")
 
 
-def page_tables(
-    records: Mapping[str, TaskResult], precisions: Mapping[str, Any], trials: Mapping[str, Any]
-) -> dict[str, Table]:
+def page_tables(records: Mapping[str, TaskResult], precisions: Mapping[str, Any]) -> dict[str, Table]:
     """Return the tables of RESULTS.md by record."""
     main, by_pairs = [], []
     for task in _usual(records):
@@ -73,7 +71,6 @@ def page_tables(
             "", ("function", *(f"after {pairs}" for pairs in _PAIRS), "mean from 5 on"), by_pairs
         ),
         "records.jsonl#equal": equal_table("", records["linear-d5"]),
-        "trials.json": _further(trials["further_prompts"]["errors"]),
         "precisions.json": Table(
             "",
             (
@@ -94,19 +91,6 @@ def page_tables(
 def _usual(records: Mapping[str, TaskResult]) -> list[TaskResult]:
     """Return the tasks of five dimensions; the report has all."""
     return [task for task in records.values() if task.dims == 5]
-
-
-def _further(errors: Mapping[str, Any]) -> Table:
-    """Return the errors of linear models on further prompts; intervals are over seeds alone, by Student or Welch."""
-    kinds = ("linear-looped", "linear-unlooped")
-    by_seed = [np.array([one["error"] for name, one in errors.items() if name.startswith(kind)]) for kind in kinds]
-    samples = [Sample(of, of.mean(keepdims=True)) for of in by_seed]
-    cells = [
-        (", ".join(f"{error:.5f}" for error in of), _short(one.mean()))
-        for of, one in zip(by_seed, samples, strict=True)
-    ]
-    heads = ("looped, by seed", "mean", "unlooped, by seed", "mean", "looped / unlooped")
-    return Table("", heads, [(*cells[0], *cells[1], _short(samples[0].over(samples[1]), "{:.2f}"))], 0)
 
 
 def _served(record: Mapping[str, Any]) -> Table:
@@ -131,10 +115,8 @@ def published() -> ExperimentReport[TaskResult]:
 def pages() -> dict[Path, str]:
     """Return RESULTS.md and the report, with their tables made from the records."""
     report = published()
-    precisions, trials = (
-        msgspec.json.decode((RESULTS / f"{name}.json").read_bytes()) for name in ("precisions", "trials")
-    )
-    tables = page_tables(report.records, precisions, trials) | {
+    precisions = msgspec.json.decode((RESULTS / "precisions.json").read_bytes())
+    tables = page_tables(report.records, precisions) | {
         _PREDICTED.name: read_latencies(_PREDICTED).table(),
         _SIDE_BY_SIDE.name: _side_by_side(read_latencies(_SIDE_BY_SIDE)),
         _SERVED.name: _served(msgspec.json.decode(_SERVED.read_bytes())),

@@ -35,29 +35,50 @@ _IN_KIND = ("unlooped", "injection")
 
 
 class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The choice of rates: each of ``rates`` for a looped and an unlooped model, on prompts that no other choice sees.
+    """The choice of rates for a looped and an unlooped model, on prompts that no other choice sees.
 
-    Function classes beside ``functions`` take the rates of the first of them, and other models those of these two.
+    Each of ``rates`` is tried with the first of ``seeds``, and the best ``finalists`` of each model with all others,
+    because one seed cannot tell apart rates whose errors are close. Function classes beside ``functions`` take the
+    rates of the first of them, and other models those of these two.
     """
 
     functions: tuple[str, ...]
     models: tuple[LoopedOptions, LoopedOptions]
     rates: tuple[float, ...]
-    seed: int
+    seeds: tuple[int, ...]
+    finalists: int
     prompts: int
 
-    def name(self, function: str, options: LoopedOptions) -> str:
-        """Return the name of one of its trainings."""
-        return f"{_TUNING}{name_of(function, options, self.seed)}"
+    def trainings(self, records: Mapping[str, TrainingRecord]) -> list[tuple[str, LoopedOptions, int]]:
+        """Return its trainings; those of the finalists as soon as the records tell them."""
+        first, *others = self.seeds
+        each = [(function, model) for function in self.functions for model in self.models]
+        found = [(function, replace(model, rate=rate), first) for function, model in each for rate in self.rates]
+        for function, model in each:
+            for rate in self._best(records, function, model):
+                found += [(function, replace(model, rate=rate), seed) for seed in others]
+        return found
 
     def chosen(self, records: Mapping[str, TrainingRecord], function: str, *, unlooped: bool) -> float | None:
-        """Return the rate with the least error; None before all have one."""
-        function = function if function in self.functions else self.functions[0]
-        found = [records.get(self.name(function, replace(self.models[unlooped], rate=rate))) for rate in self.rates]
-        done = [record for record in found if record]
-        if len(done) < len(found):
+        """Return the finalist with the least mean error; None before all have one."""
+        function, model = function if function in self.functions else self.functions[0], self.models[unlooped]
+        means = {rate: self.errors(records, function, model, rate) for rate in self._best(records, function, model)}
+        if not means or any(len(errors) < len(self.seeds) for errors in means.values()):
             return None
-        return min(done, key=lambda record: math.inf if record.error is None else record.error).rate
+        return min(means, key=lambda rate: sum(means[rate]))
+
+    def errors(
+        self, records: Mapping[str, TrainingRecord], function: str, model: LoopedOptions, rate: float
+    ) -> list[float]:
+        """Return the errors of a rate with the seeds that are done, infinite where it diverged."""
+        names = [name_of_tuning(function, replace(model, rate=rate), seed) for seed in self.seeds]
+        found = [records[name].error for name in names if name in records]
+        return [math.inf if error is None else error for error in found]
+
+    def _best(self, records: Mapping[str, TrainingRecord], function: str, model: LoopedOptions) -> list[float]:
+        """Return the finalists by their error with the first seed; none before all rates have one."""
+        first = {rate: self.errors(records, function, model, rate)[:1] for rate in self.rates}
+        return sorted(self.rates, key=first.__getitem__)[: self.finalists] if all(first.values()) else []
 
 
 class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,11 +118,8 @@ class Trainings(Experiment[TrainingRecord]):
 
     def parts(self) -> list[Part]:
         """Return the trainings that choose the rates, then those of the groups, seed by seed."""
-        tuning, found = self.settings.tuning, list[Part]()
-        for function in tuning.functions:
-            for model in tuning.models:
-                for options in (replace(model, rate=rate) for rate in tuning.rates):
-                    found.append(Part(tuning.name(function, options), (function, options, tuning.seed)))
+        tunings = self.settings.tuning.trainings(read_records(self._out, TrainingRecord))
+        found = [Part(name_of_tuning(*one), one) for one in tunings]
         for group in (self.settings.groups[name] for name in self._groups):
             for seed in range(group.seeds):
                 for function in group.functions:
@@ -111,7 +129,7 @@ class Trainings(Experiment[TrainingRecord]):
     def compute(self, part: Part, watch: Watch) -> TrainingRecord:
         """Train and measure a model; an unfinished training resumes."""
         function, options, seed = part.arguments
-        tunes = seed == self.settings.tuning.seed
+        tunes = part.name.startswith(_TUNING)
         if not tunes:
             records = read_records(self._out, TrainingRecord)
             rate = self.settings.tuning.chosen(records, function, unlooped=options.unlooped)
@@ -132,10 +150,19 @@ class Trainings(Experiment[TrainingRecord]):
 
     def tables(self, records: Mapping[str, TrainingRecord]) -> list[Table]:
         """Return the table of the tuning, and that of the trainings."""
-        rows = [(name, of.rate, _error_of(of)) for name, of in records.items() if not name.startswith(_TUNING)]
+        rows = [
+            (name, of.rate, "diverged" if of.error is None else of.error)
+            for name, of in records.items()
+            if not name.startswith(_TUNING)
+        ]
         tables = [rates_table(self.settings.tuning, records)]
         tables += [Table("Trainings", ("run", "rate", "error on the prompts of the tuning"), rows)] if rows else []
         return tables
+
+
+def name_of_tuning(function: str, options: LoopedOptions, seed: int) -> str:
+    """Return the name of a training that chooses a rate."""
+    return f"{_TUNING}{name_of(function, options, seed)}"
 
 
 def name_of(function: str, options: LoopedOptions, seed: int) -> str:
@@ -147,22 +174,16 @@ def name_of(function: str, options: LoopedOptions, seed: int) -> str:
 
 
 def rates_table(tuning: Tuning, records: Mapping[str, TrainingRecord]) -> Table:
-    """Return the errors of all rates, and the chosen ones."""
+    """Return the errors of all rates, seed by seed, and the chosen ones."""
     rows = []
     for function in tuning.functions:
         for model in tuning.models:
-            found = [records.get(tuning.name(function, replace(model, rate=rate))) for rate in tuning.rates]
+            errors = [tuning.errors(records, function, model, rate) for rate in tuning.rates]
+            cells = [", ".join("diverged" if math.isinf(one) else f"{one:.4f}" for one in of) for of in errors]
             chosen = tuning.chosen(records, function, unlooped=model.unlooped)
-            kind = "unlooped" if model.unlooped else "looped"
-            rows.append((function, kind, *map(_error_of, found), chosen))
+            rows.append((function, "unlooped" if model.unlooped else "looped", *cells, chosen))
     heads = ("function", "model", *(f"rate {rate:g}" for rate in tuning.rates), "chosen")
-    return Table("Errors by learning rate, in units of the usual one", heads, rows, 2)
-
-
-def _error_of(record: TrainingRecord | None) -> float | str | None:
-    if record is None:
-        return None
-    return "diverged" if record.error is None else record.error
+    return Table("Errors by learning rate, in units of the usual one, and by seed", heads, rows, 2)
 
 
 @click.command()
@@ -171,7 +192,9 @@ def _error_of(record: TrainingRecord | None) -> float | str | None:
 @click.option("--jobs", type=click.IntRange(1), help="Trainings at a time, with a thread each; a core each by default.")
 def main(out: Path, groups: tuple[str, ...], jobs: int | None) -> None:
     """Choose the rates, then train the models of the groups; the same command resumes."""
-    for experiment in (Trainings(SETTINGS, out), Trainings(SETTINGS, out, groups or tuple(SETTINGS.groups))):
+    # All rates, then the finalists among them, then the groups with the chosen ones.
+    for chosen in ((), (), groups or tuple(SETTINGS.groups)):
+        experiment = Trainings(SETTINGS, out, chosen)
         compute_parts(experiment, out, as_jobs=True, jobs=jobs)
     report_experiment(experiment, out, plots=False)
 
