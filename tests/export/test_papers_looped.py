@@ -137,30 +137,44 @@ def test_one_command_writes_records_report_and_figures_and_resumes(runs, tmp_pat
 def test_trainings_take_the_rates_that_were_best_for_their_kind(tmp_path):
     small = LoopedOptions(dim=8, layers=1, steps=3)
     models = (small, msgspec.structs.replace(small, unlooped=True))
-    group, tuning = Group(("tree",), 1, models), Tuning(("linear",), models, (1e30, 0.5, 1.0), 100, 64)
+    group, tuning = Group(("tree",), 1, models), Tuning(("linear",), models, (1e30, 0.5, 1.0), (100, 101), 2, 64)
     settings = TrainingsSettings(tuning, {"trees": group}, "bf16")
-    run_experiment(Trainings(settings, tmp_path), tmp_path, plots=False)
-    lines = [msgspec.json.decode(line) for line in (tmp_path / RECORDS).read_bytes().splitlines()]
-    errors = [line["record"]["error"] for line in lines]
+
+    def run_with(errors):
+        """Run what the choice of rates lacks, with other errors of what was run before."""
+        lines = [msgspec.json.decode(line) for line in (tmp_path / RECORDS).read_bytes().splitlines()]
+        for line, error in zip(lines, errors, strict=True):
+            line["record"]["error"] = error
+        (tmp_path / RECORDS).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        return run_experiment(Trainings(settings, tmp_path), tmp_path, plots=False)
+
+    found = run_experiment(Trainings(settings, tmp_path), tmp_path, plots=False)
+    errors = [record.error for record in found.values()]
     assert (errors[0], errors[3], len({*errors})) == (None, None, 5), "the first rate of each kind diverges"
-    for line, error in zip(lines, (None, 1, 2, None, 2, 1), strict=True):
-        line["record"]["error"] = error
-    (tmp_path / RECORDS).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    found = run_with([None, 1, 2, None, 2, 1])
+    of_half, of_usual = (f"layers1-dim8-{rate}steps3-101" for rate in ("rate0.5-", ""))
+    kinds = ("looped", of_half), ("looped", of_usual), ("unlooped", of_usual), ("unlooped", of_half)
+    expected = [f"tuning-linear-{kind}-{name}" for kind, name in kinds]  # the better rate of the first seed is first
+    assert list(found)[6:] == expected, "the finalists with the second seed"
+    run_with([None, 1, 2, None, 2, 1, 5, 3, 1, 4])
     experiment = Trainings(settings, tmp_path, ("trees",))
     trained = run_experiment(experiment, tmp_path, plots=False)
     names = ["tree-looped-layers1-dim8-steps3-0", "tree-unlooped-layers1-dim8-steps3-0"]
-    assert [(name, trained[name].rate) for name in list(trained)[6:]] == [*zip(names, (0.5, 1.0), strict=True)]
+    assert [(name, trained[name].rate) for name in list(trained)[10:]] == [*zip(names, (1.0, 1.0), strict=True)]
     table = experiment.tables(trained)[0]
-    assert [row[2:] for row in table.rows] == [("diverged", 1, 2, 0.5), ("diverged", 2, 1, 1.0)]
+    assert [row[2:] for row in table.rows] == [
+        ("diverged", "1.0000, 5.0000", "2.0000, 3.0000", 1.0),
+        ("diverged", "2.0000, 4.0000", "1.0000, 1.0000", 1.0),
+    ]
     runs = open_runs(tmp_path / "runs" / name for name in names)
     usual = training_plan("linear", LoopedOptions()).stages[0].recipe.peak_learning_rate
-    assert f"peak_learning_rate={0.5 * usual}," in runs[0].training
+    assert f"peak_learning_rate={usual}," in runs[0].training
     assert "precision='bf16'" in runs[0].training
     gated = msgspec.structs.replace(small, injection="gated", dims=3)
     more_seeds = msgspec.structs.replace(group, models=(*models, gated), seeds=2)
     more = msgspec.structs.replace(settings, groups={"trees": more_seeds})
     parts = [part.name for part in Trainings(more, tmp_path, ("trees",)).parts()]
-    assert parts[6:10] == [*names, "tree-looped-gated-layers1-dim8-dims3-steps3-0", names[0].replace("-0", "-1")]
+    assert parts[10:14] == [*names, "tree-looped-gated-layers1-dim8-dims3-steps3-0", names[0].replace("-0", "-1")]
     keep_settings(tmp_path, more, extensible=Trainings.extensible)
     names = [part.name for part in Trainings(SETTINGS, tmp_path, tuple(SETTINGS.groups)).parts()]
     assert len({*names}) == len(names)
