@@ -23,6 +23,7 @@ from edge.cli.output import print_table, stdout
 from edge.client import Client
 from edge.launch import running_server
 from export.data import expressions as data
+from export.training.runs import read_metrics
 
 DEMO = Path(".demo")
 RUNS, REPOSITORY, CACHE = DEMO / "runs", DEMO / "repository", DEMO / "cache"
@@ -57,13 +58,15 @@ def main() -> None:
         client = triton.InferenceServerClient(url)
         right = _ask(client)
         _ask_looped(client)
-        _search(client)
+        near = _search(client)
         _show_telemetry(url)
     stdout.rule(f"done in {time.perf_counter() - started:.0f} s")
     stdout.print("Next: .venv/bin/fewheads serve .demo/repository, and in another terminal")
     stdout.print('      .venv/bin/fewheads infer calculator-gate "3 - -4 + 2"', highlight=False)
     if not right:
         sys.exit("the oracle or the gate network gave a wrong answer")
+    if not near:
+        sys.exit("the restored tier is farther from the full one than after its restoration")
 
 
 def _make_encoder() -> None:
@@ -183,18 +186,26 @@ def _predict(
     return np.array(predictions), np.array(loops), settled
 
 
-def _search(client: triton.InferenceServerClient) -> None:
-    """Find sentences by their second halves, embedded by either tier, in an index that the full tier embedded."""
+def _search(client: triton.InferenceServerClient) -> bool:
+    """Find sentences by their second halves, embedded by either tier, in an index that the full tier embedded.
+
+    Return whether the tiers' embeddings of the sentences are as near to each other as the restoration recorded it.
+    """
     sentences = OTHERS.read_text().splitlines()
-    halves = [" ".join(words[len(words) // 2 :]) for words in map(str.split, sentences)]
-    full, half = (_infer(client, "encoder", "text", halves, "embedding", tier=tier) for tier in ("full", "half"))
-    index = _infer(client, "encoder", "text", sentences, "embedding", tier="full")
-    rows = []
-    for tier, queries in (("full", full), ("half", half)):
-        found = (queries @ index.T).argmax(axis=1) == np.arange(len(sentences))
-        rows.append([tier, int(found.sum()), float(np.mean(np.sum(queries * full, axis=1)))])
-    title = f"{len(sentences)} sentences, embedded by the full tier, that the half was not restored on"
-    print_table(title, ["halves embedded by", "sentences found", "cosine to the full tier"], rows)
+    number = len(sentences)
+    texts = [*sentences, *(" ".join(words[len(words) // 2 :]) for words in map(str.split, sentences))]
+    full, half = (_infer(client, "encoder", "text", texts, "embedding", tier=tier) for tier in ("full", "half"))
+    index, cosine = full[:number], float(np.mean(np.sum(half[:number] * full[:number], axis=1)))
+    rows = [
+        [tier, int(np.sum((given[number:] @ index.T).argmax(axis=1) == np.arange(number))), near]
+        for tier, given, near in (("full", full, 1.0), ("half", half, cosine))
+    ]
+    title = f"{number} sentences, embedded by the full tier, that the half was not restored on"
+    print_table(title, ["tier", "sentences found by their halves", "cosine of sentences to the full tier"], rows)
+    (recorded,) = read_metrics(ENCODERS / "half").measures
+    assert recorded.interval
+    # Twice the recorded error: that is of other sentences, and the error of these is about as large.
+    return cosine > 2 * recorded.interval[0] - recorded.value
 
 
 def _show_telemetry(url: str) -> None:

@@ -166,6 +166,8 @@ METRICS: Mapping[str, Callable[[Array, Array], Array]] = {
     "pearson": pearson,
     "spearman": spearman,
 }
+#: Those that can be below 0.
+CORRELATIONS = ("matthews", "pearson", "spearman")
 
 
 def measures(metrics: Sequence[str], split: str, predictions: Array, targets: Array) -> tuple[Measure, ...]:

@@ -23,7 +23,8 @@ class Table(NamedTuple):
 
     Attributes:
         rows: floats are written with four digits; what has ``value`` and ``interval`` with both, to the second digit of
-            half the interval, and differences (which :class:`export.training.intervals.Difference` are) with a sign.
+            half the interval, but at most to the fourth of its middle, and differences (which
+            :class:`export.training.intervals.Difference` are) with a sign.
         texts: the first columns, which are texts; the others are numbers, at the right in Markdown.
         note: a paragraph before it.
     """
@@ -57,8 +58,10 @@ def cell_text(cell: object) -> str:
         sign = "+" if isinstance(cell, Difference) else ""
         if not cell.interval or (half := (cell.interval[1] - cell.interval[0]) / 2) <= 0:
             return with_interval(cell.value, cell.interval, lambda number: f"{round(number, 9) + 0:{sign}.4g}")
-        digits = max(0, 1 - math.floor(math.log10(half)))
-        return with_interval(cell.value, cell.interval, lambda number: f"{round(number, digits) + 0:{sign}.{digits}f}")
+        size = max(half, abs(sum(cell.interval)) / 2)
+        digits = min(max(0, 1 - math.floor(math.log10(half))), 3 - math.floor(math.log10(size)))
+        form = f".{digits}f" if 1e-4 <= size < 1e4 else ".4g"
+        return with_interval(cell.value, cell.interval, lambda number: f"{round(number, digits) + 0:{sign}{form}}")
     return "" if cell is None else str(cell)
 
 

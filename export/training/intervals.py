@@ -40,6 +40,18 @@ class Difference(Mean, frozen=True):
     """Advantage of one model over another on the same items, with its 95 % interval."""
 
 
+def clipped(mean: Mean, least: float = 0.0, most: float = 100.0) -> Mean:
+    """Return a mean whose interval ends where its values can end: by default, those of shares in percent."""
+    low, high = mean.interval
+    return Mean(mean.value, (max(low, least), min(high, most)))
+
+
+def percent(share: Measure | Mean) -> Mean:
+    """Return a share in percent, clipped; without an interval, that is empty."""
+    low, high = share.interval or (share.value, share.value)
+    return clipped(Mean(100 * share.value, (100 * low, 100 * high)))
+
+
 def with_interval(value: float, interval: tuple[float, float] | None, form: Callable[[float], str]) -> str:
     """Return a value with its interval in parentheses, if there is one, for people; ``form`` writes a number."""
     return f"{form(value)} ({bounds_of(interval, form)})" if interval else form(value)

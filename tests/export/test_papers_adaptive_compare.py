@@ -119,6 +119,10 @@ def test_intervals_are_paired_over_items_and_count_seeds():
     table, files = tables_of(dict(enumerate(texts)))
     assert table.rows[0][5].value == pytest.approx(100 * theirs.mean())
     assert files.rows[0][3:] == (None, None)
+    for metric, ends in (("accuracy", (0, 100)), ("matthews", (-100, 100))):
+        pair = zip(full, (targets, 1 - targets), strict=False)
+        apart = [msgspec.structs.replace(run, metric=metric, answers=tuple(answers)) for run, answers in pair]
+        assert tables_of(dict(enumerate(apart)))[0].rows[0][5].interval == ends, "no wider than the metric"
 
 
 def test_seeds_decide_the_order_of_the_paper():

@@ -17,9 +17,10 @@ from export.papers.looped.model import PromptTransformer
 from export.papers.looped.options import LoopedOptions
 from export.papers.looped.recipes import training_plan
 from export.papers.looped.train import PromptObjective
+from export.report.table import cell_text
 from export.training.average import AveragedWeights
 from export.training.checkpoint import load, save
-from export.training.intervals import Sample, across_seeds, average, mean_measure, with_interval
+from export.training.intervals import Mean, Sample, across_seeds, average, mean_measure, percent, with_interval
 from export.training.runs import CARD, CONFIG, METRICS, WEIGHTS
 from export.training.trainer import train
 
@@ -117,6 +118,18 @@ def test_resamples_and_seeds_that_agree_leave_the_interval_over_items_or_none():
     assert (pooled.value, pooled.seeds, pooled.interval) == (1, 3, wilson)
     (differing,) = across_seeds([(right,), (Measure("right", "dev", 0.5, 24),)])
     assert differing.interval[0] < 0.5
+
+
+def test_means_have_four_digits_at_most_and_intervals_of_shares_end_at_100_percent():
+    for mean, text in (
+        (Mean(978873.07541, (978873.0754, 978873.0755)), "9.789e+05 (9.789e+05 … 9.789e+05)"),
+        (Mean(5.12e-8, (-2.9e-9, 9.99e-8)), "5.1e-08 (-3e-09 … 1e-07)"),
+        (Mean(0.86996, (0.86929, 0.87063)), "0.8700 (0.8693 … 0.8706)"),
+        (percent(Mean(1, (0.99813, 1))), "100.00 (99.81 … 100.00)"),
+        (percent(Mean(0.91, (0.8, 1.03))), "91 (80 … 100)"),
+        (percent(Mean(0.02, (-0.01, 0.05))), "2.0 (0.0 … 5.0)"),
+    ):
+        assert cell_text(mean) == text
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from edge.errors import UsageError
 from export.errors import JobError
 from export.training.jobs import ProcessJob, run_in_process, run_jobs, run_on_node
 from tests.support import job_functions
-from tests.support.commands import SECONDS, closed_address
+from tests.support.commands import SECONDS, answer, closed_address, run
 
 ROOT = Path(__file__).parents[2]
 has_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray (extra 'ray') is not installed")
@@ -45,6 +45,23 @@ def test_jobs_run_at_once_in_processes_with_one_thread(tmp_path):
     assert threads == "1"
     assert {outcome.job.name: outcome.result for outcome in outcomes} == {"one": "one", "two": "two"}
     assert f"starts in process {one} on " in (tmp_path / "logs" / "one.log").read_text()
+
+
+TORCH_FIRST = """
+import sys
+from pathlib import Path
+import torch
+from export.training.jobs import ProcessJob, run_jobs
+if __name__ == "__main__":
+    job = ProcessJob("one", torch.get_num_threads, ())
+    run_jobs([job], logs=Path(sys.argv[1]), on_outcome=lambda outcome: print(torch.get_num_threads(), outcome.result))
+"""
+
+
+def test_a_job_has_one_thread_also_where_the_program_of_its_parent_imports_torch(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(TORCH_FIRST)
+    assert answer(run([sys.executable, program, tmp_path], OMP_NUM_THREADS="2", MKL_NUM_THREADS="2")) == "2 1\n"
 
 
 def test_a_failed_job_is_reported_and_leaves_the_others_alone(tmp_path, capsys):

@@ -16,11 +16,11 @@ import msgspec
 import numpy as np
 
 from edge.datatypes import Array
-from export.finetune.predictions import METRICS
+from export.finetune.predictions import CORRELATIONS, METRICS
 from export.papers.adaptive.measures import HeadUse, Int8, Speed
 from export.papers.experiment import read_records
 from export.report.table import Table, with_tables, write_pages
-from export.training.intervals import Difference, Mean, Sample, average
+from export.training.intervals import Difference, Sample, average, clipped, percent
 from export.training.runs import RunMetrics
 
 _HERE = Path(__file__).parent
@@ -105,7 +105,7 @@ def tables_of(records: Mapping[str, MechanismRecord]) -> list[Table]:
                 len(runs),
                 f"{_mean([use.kept for use in uses]):.2f}",
                 f"{_mean(scores):.2f}" if scores else None,
-                sample_of(runs).mean(),
+                clipped(sample_of(runs).mean(), -100 if first.metric in CORRELATIONS else 0),
                 change,
                 *ratios,
                 "smaller" if first.smaller else "as it runs",
@@ -164,9 +164,7 @@ def images_of(record: Path) -> Table:
     rows = []
     for one in msgspec.json.decode(record.read_bytes(), type=list[_Tuned]):
         (dev,) = (measure for measure in one.metrics.measures if measure.split == "dev")
-        low, high = dev.interval or (dev.value, dev.value)
-        accuracy = Mean(100 * dev.value, (100 * low, 100 * high))
-        rows.append((one.task, f"{one.metrics.parameters:,}", len(one.runs), dev.n, accuracy))
+        rows.append((one.task, f"{one.metrics.parameters:,}", len(one.runs), dev.n, percent(dev)))
     return Table("", ("images", "parameters", "seeds", "n", "accuracy"), rows)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from edge.bundles.manifest import Measure
 from export.data.expressions import LONG_TERMS
 from export.estimate.devices import DEFAULT_BOARD
 from export.estimate.parts import predict_file
@@ -32,7 +31,7 @@ from export.papers.calculator.specs import SPECS
 from export.papers.experiment import read_records
 from export.report.drawing import write_figure
 from export.report.table import Table, with_tables, write_pages
-from export.training.intervals import Mean, over_seeds
+from export.training.intervals import over_seeds, percent
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -53,7 +52,7 @@ def sums_tables(models: Sequence[ModelResult]) -> list[Table]:
         maes = [model.measure("mae", split) for split in _ERRORS.values()]
         scores = [model.measure(metric, SPLIT) for metric in (SCORE, PAPER_SCORE)]
         accuracy.append((model.name, f"{model.parameters:,}", maes[0].seeds, *maes, *scores))
-        right.append((model.name, *(_percent(model.measure("exact_match", split)) for split in _RIGHT.values())))
+        right.append((model.name, *(percent(model.measure("exact_match", split)) for split in _RIGHT.values())))
         against.append((model.name, *(cell for name in compared for cell in model.against.get(name, (None, None)))))
         lengths.append((model.name, *(model.measure("mae", split) for split in _LENGTHS)))
         spec = SPECS.get(f"calculator-{model.name}")
@@ -85,11 +84,6 @@ def sums_tables(models: Sequence[ModelResult]) -> list[Table]:
     return [table for table in tables if table.rows]
 
 
-def _percent(share: Measure | Mean) -> Mean:
-    low, high = share.interval or (share.value, share.value)
-    return Mean(100 * share.value, (100 * max(low, 0.0), 100 * min(high, 1.0)))
-
-
 def stack_tables(records: Mapping[str, TrainingRecord]) -> list[Table]:
     """Return the table of calculators for longer expressions, by split."""
     groups = grouped(records)
@@ -106,7 +100,7 @@ def stack_tables(records: Mapping[str, TrainingRecord]) -> list[Table]:
         cells: list[object] = [split, models[0]["right", split].n]
         for model in models:
             errors = [model[f"{which}_relative_error", split].value for which in ("median", "largest")]
-            cells += [_percent(model["right", split]), *errors]
+            cells += [percent(model["right", split]), *errors]
         rows.append(cells)
     heads = [head for name in groups for head in (f"{name}: right, %", "median error", "largest error")]
     note = (
@@ -125,7 +119,7 @@ def variation_tables(records: Mapping[str, Variation], title: str) -> list[Table
         runs = list(same)
         names = runs[0].measures if all(run.measures for run in runs) else ()
         means = {name: over_seeds([run.measures[name] for run in runs]) for name in names}
-        shares = [_percent(means[name]) if means else None for name in _SHARES]
+        shares = [percent(means[name]) if means else None for name in _SHARES]
         cells = (setting, runs[0].parameters, len(runs), *map(means.get, _VARIED), *shares)
         if splits and splits.keys() <= means.keys():
             on_dev.append((setting, *map(means.get, splits)))
