@@ -35,7 +35,7 @@ from tests.support.stock_client import served_bundles
 from tests.support.task_data import encoded, invoke, make_sentiment
 
 #: Tiers of the bundles, which hold four runs each at most.
-BUNDLES = {"sst2": ("full", "budget", "skip"), "others": ("literal", "fixed", "linformer", "random")}
+BUNDLES = {"sst2": ("full", "global", "budget", "skip"), "others": ("literal", "fixed", "linformer", "random")}
 NAMES = tuple(name for tiers in BUNDLES.values() for name in tiers if name != "full")
 TEXTS = [text for text, _ in make_sentiment(24, seed=3)]
 
@@ -94,7 +94,7 @@ def test_dense_and_adaptive_tiers_answer_as_torch_does(bundles, place):
 
 def kept_runs(dense, place, *training):
     """Return the runs of a comparison by name, which are tiers of the bundle ``kept-1``."""
-    names = ("full", "global", *BUNDLES["sst2"][1:])
+    names = BUNDLES["sst2"]
     chosen = [option for name in names[1:] for option in ("--only", name)]
     invoke(compare, dense, *chosen, *training, "--keep-runs", "--no-plots", "--out", place / "out")
     runs = {name: place / "out" / "runs" / f"{name}-seed0" for name in names}
@@ -162,7 +162,7 @@ def test_scores_mixtures_and_branches_compile(bundles, place):
         for name in set(tiers) & set(NAMES):
             engine = build(bundles[bundle], "tensorrt-rtx:SM86", place / "cache", tier=name).record.engine
             found[name] = (engine.attention_blocks, engine.attention_fused)
-    assert found == dict.fromkeys(NAMES, (2, True)) | {"random": (4, True)}  # heads of two widths
+    assert found == dict.fromkeys(NAMES, (2, True)) | dict.fromkeys(("random", "global"), (4, True))  # of two widths
 
 
 def test_other_commands_refuse_such_a_run(bundles, place, tmp_path):
