@@ -131,7 +131,7 @@ def test_tables(runs, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_trained_calculators_are_served_with_the_errors_of_their_records(splits, tmp_path):
-    invoke(train, "calculator", "--epochs", 1, "--out", tmp_path / "runs")
+    invoke(train, "calculator", "calculator-rnn-prelu", "--epochs", 1, "--out", tmp_path / "runs")
     runs = sorted((tmp_path / "runs").iterdir())
     invoke(export, *runs, "--repository", tmp_path / "models", "--no-measure")
     split = splits["out_of_range"]

@@ -9,11 +9,14 @@ import onnxruntime
 import pytest
 import torch
 from msgspec.structs import replace
+from PIL import Image
 
 from edge.bundles.bundle import Bundle
 from edge.runtimes.build import build
 from export.cli.compare import compare
 from export.cli.export import export
+from export.cli.finetune import finetune
+from export.data.images import digits
 from export.data.tokens import load_tokenizer
 from export.errors import CheckpointError
 from export.finetune.models import open_model
@@ -25,13 +28,14 @@ from export.papers.adaptive.runs import name_of, open_compared
 from export.quantize.calibration import calibration_feeds, plain_onnx
 from export.training.checkpoint import save
 from export.training.runs import CONFIG, PREDICTIONS, TOKENIZER
+from tests.support.image_model import encoded as png
 from tests.support.marks import with_rtx
 from tests.support.sample_requests import column
 from tests.support.stock_client import served_bundles
 from tests.support.task_data import encoded, invoke, make_sentiment
 
 #: Tiers of the bundles, which hold four runs each at most.
-BUNDLES = {"sst2": ("full", "budget", "skip"), "others": ("literal", "fixed", "linformer", "random")}
+BUNDLES = {"sst2": ("full", "global", "budget", "skip"), "others": ("literal", "fixed", "linformer", "random")}
 NAMES = tuple(name for tiers in BUNDLES.values() for name in tiers if name != "full")
 TEXTS = [text for text, _ in make_sentiment(24, seed=3)]
 
@@ -88,23 +92,44 @@ def test_dense_and_adaptive_tiers_answer_as_torch_does(bundles, place):
             np.testing.assert_allclose(found, np.stack(want), atol=1e-4, err_msg=name)
 
 
+def kept_runs(dense, place, *training):
+    """Return the runs of a comparison by name, which are tiers of the bundle ``kept-1``."""
+    names = BUNDLES["sst2"]
+    chosen = [option for name in names[1:] for option in ("--only", name)]
+    invoke(compare, dense, *chosen, *training, "--keep-runs", "--no-plots", "--out", place / "out")
+    runs = {name: place / "out" / "runs" / f"{name}-seed0" for name in names}
+    tiers = [option for name in names for option in ("--tier-name", name)]
+    own = ("--name", "kept", "--repository", place, "--no-measure", "--artifacts", "onnxruntime")
+    invoke(export, *runs.values(), *tiers, *own)
+    return runs
+
+
 @pytest.mark.slow
 def test_trained_mechanisms_are_served_with_the_logits_of_their_records(place, tmp_path):
-    names = ("full", "global", *BUNDLES["sst2"][1:])
-    chosen = [option for name in names[1:] for option in ("--only", name)]
-    training = ("--data-dir", place, "--limit", 128, "--lr", 3e-3, "--keep-runs", "--out", tmp_path / "out")
-    invoke(compare, place / "SST-2", *chosen, *training)
-    runs = {name: tmp_path / "out" / "runs" / f"{name}-seed0" for name in names}
-    tiers = [option for name in names for option in ("--tier-name", name)]
-    own = ("--name", "kept", "--repository", tmp_path, "--no-measure", "--artifacts", "onnxruntime")
-    invoke(export, *runs.values(), *tiers, *own)
+    runs = kept_runs(place / "SST-2", tmp_path, "--data-dir", place, "--limit", 128, "--lr", 3e-3)
     texts = [text for (text,) in TASKS["SST-2"].examples(place).dev["dev"].texts]
     recorded = {name: read_predictions(run, "dev").logits for name, run in runs.items()}
     with served_bundles([tmp_path / "kept-1"], tmp_path / "cache") as ask:
-        for name in names:
+        for name in runs:
             found = [ask("kept", {"text": column(text)}, tier=name)["logits"][0] for text in texts]
             np.testing.assert_allclose(found, recorded[name], atol=1e-4)
-    assert all(np.abs(recorded[name] - recorded["full"]).max() > 1e-3 for name in names[1:])
+    assert all(np.abs(recorded[name] - recorded["full"]).max() > 1e-3 for name in runs if name != "full")
+
+
+@pytest.mark.slow
+def test_mechanisms_trained_on_images_are_served_as_torch_answers(tmp_path):
+    pytest.importorskip("sklearn", reason="scikit-learn is absent")
+    shape = ("--dim", 16, "--depth", 2, "--heads", 2, "--epochs", 4, "--lr", 1e-2, "--no-report")
+    invoke(finetune, "digits", *shape, "--out", tmp_path)
+    runs = kept_runs(tmp_path / "digits", tmp_path, "--limit", 256, "--lr", 1e-2)
+    levels = np.rint(digits().pixels[:16, 0] * 127.5 + 127.5).astype(np.uint8)
+    files, pixels, wanted = [png(Image.fromarray(image)) for image in levels], levels[:, None] / 127.5 - 1, {}
+    with served_bundles([tmp_path / "kept-1"], tmp_path / "cache") as ask, torch.no_grad():
+        for name, run in runs.items():
+            found = [ask("kept", {"image": column(file)}, tier=name)["logits"][0] for file in files]
+            wanted[name] = open_compared(run).head(torch.from_numpy(pixels).float()).numpy()
+            np.testing.assert_allclose(found, wanted[name], atol=1e-4, err_msg=name)
+    assert all(np.abs(wanted[name] - wanted["full"]).max() > 1e-3 for name in runs if name != "full")
 
 
 def test_onnx_runtime_leaves_out_the_work_of_a_skipped_layer(bundles, place, tmp_path):
@@ -137,7 +162,7 @@ def test_scores_mixtures_and_branches_compile(bundles, place):
         for name in set(tiers) & set(NAMES):
             engine = build(bundles[bundle], "tensorrt-rtx:SM86", place / "cache", tier=name).record.engine
             found[name] = (engine.attention_blocks, engine.attention_fused)
-    assert found == dict.fromkeys(NAMES, (2, True)) | {"random": (4, True)}  # heads of two widths
+    assert found == dict.fromkeys(NAMES, (2, True)) | dict.fromkeys(("random", "global"), (4, True))  # of two widths
 
 
 def test_other_commands_refuse_such_a_run(bundles, place, tmp_path):
