@@ -3,8 +3,8 @@
     make demo
 
 It leaves the trained runs in ``.demo/runs``, the built models in ``.demo/cache`` and the bundles in
-``.demo/repository``, so that ``fewheads serve .demo/repository`` works at once. It takes three to five minutes on two
-cores.
+``.demo/repository``, so that ``fewheads serve .demo/repository`` works at once. It takes about three to five minutes on
+two cores.
 """
 
 from __future__ import annotations

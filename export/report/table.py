@@ -22,8 +22,8 @@ class Table(NamedTuple):
     """A table of a report: on the terminal, in Markdown and as JSON.
 
     Attributes:
-        rows: floats are written with four digits; what has ``value`` and ``interval`` with both, to the second digit of
-            half the interval, but at most to the fourth of its middle, and differences (which
+        rows: floats are written with four digits; what has ``value`` and ``interval`` with both, with two digits of
+            half the interval, but at most four of its middle, and differences (which
             :class:`export.training.intervals.Difference` are) with a sign.
         texts: the first columns, which are texts; the others are numbers, at the right in Markdown.
         note: a paragraph before it.

@@ -47,7 +47,7 @@ def clipped(mean: Mean, least: float = 0.0, most: float = 100.0) -> Mean:
 
 
 def percent(share: Measure | Mean) -> Mean:
-    """Return a share in percent, clipped; without an interval, that is empty."""
+    """Return a share in percent, clipped; one without an interval gets an empty one."""
     low, high = share.interval or (share.value, share.value)
     return clipped(Mean(100 * share.value, (100 * low, 100 * high)))
 

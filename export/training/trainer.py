@@ -53,7 +53,6 @@ def train(
     recipe: Recipe,
     *,
     seed: int,
-    keep_last: bool = False,
     state: Path | None = None,
     save_every: int = 200,
     log: TrainingLog | None = None,
@@ -65,7 +64,6 @@ def train(
 
     Args:
         seed: of everything random in the model, such as dropout; the objective has the order of the data.
-        keep_last: keep the weights after the last epoch, whatever their score; the recipe's patience does not count.
         state: a file for the state of the run. A run that finds its own state resumes, and ends with the same bits as
             an uninterrupted one. The caller deletes the file.
         save_every: steps between two states; five minutes, and each epoch, end with a state, too.
@@ -78,8 +76,8 @@ def train(
     device = model_device(objective.model)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        run = _Run(objective, recipe, state, keep_last or recipe.average is not None)
-        run.resume(f"{recipe} seed {seed} {keep_last}")
+        run = _Run(objective, recipe, state)
+        run.resume(f"{recipe} seed {seed}")
         per_epoch = objective.steps_per_epoch
         steps = recipe.epochs * per_epoch
         if run.step:
@@ -118,9 +116,9 @@ def train(
 
 
 class _Run:
-    def __init__(self, objective: Objective, recipe: Recipe, path: Path | None, keep_last: bool) -> None:
+    def __init__(self, objective: Objective, recipe: Recipe, path: Path | None) -> None:
         self.objective, self.model, self.recipe = objective, objective.model, recipe
-        self.path, self.keep_last = path, keep_last
+        self.path = path
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.optimizers = Optimizers(objective, recipe)
         self._average = None if recipe.average is None else AveragedWeights(self.parameters, recipe.average)
@@ -196,7 +194,7 @@ class _Run:
         if not math.isfinite(score.value):
             subject = f"{score.name} after epoch {len(self.scores) + 1}"
             raise TrainingError(subject, given=score.value, expected="a finite number", fix=_FIX)
-        better = self.keep_last or not self.scores
+        better = not self.scores or self._average is not None
         better = better or score.value > self.scores[self.best_epoch - 1] + self.recipe.min_delta
         self.scores.append(score.value)
         self.losses.append(sum(self._epoch_losses) / len(self._epoch_losses))

@@ -235,7 +235,7 @@ def learnt(train, holdout):
 
 def trained(learnt, train, holdout, mode, kind, epochs=2, scorer=None, **options):
     """Return the trained model, the use of its heads before and after, and what the training returned."""
-    recipe = FinetuningRecipe(epochs=epochs, batch_size=32, peak_learning_rate=2e-3)
+    recipe = FinetuningRecipe(epochs=epochs, batch_size=32, peak_learning_rate=2e-3, min_delta=-math.inf)
     model = with_scores(learnt, mode, scorer or scorers(0))
     before = head_use(model, holdout)
     with adaptive_term(model, kind) as term:
@@ -254,8 +254,7 @@ def trained(learnt, train, holdout, mode, kind, epochs=2, scorer=None, **options
     ("scorer", "epochs", "rate"), [(None, 6, 30), (lambda attention, _: GlobalScores(attention.num_heads), 4, 100)]
 )
 def test_a_budget_reaches_its_target(learnt, train, holdout, scorer, epochs, rate):
-    kind = Target(0.6, rate=rate)
-    model, _, after, tuned = trained(learnt, train, holdout, "budget", kind, epochs, scorer, keep_last=True)
+    model, _, after, tuned = trained(learnt, train, holdout, "budget", Target(0.6, rate=rate), epochs, scorer)
     assert after.kept == pytest.approx(0.6, abs=0.1)
     assert "budget" not in dict(model.named_children()), "it is part of the training only"
     if scorer is None:
@@ -280,10 +279,3 @@ def test_an_interrupted_budget_ends_with_the_same_bits(learnt, train, holdout, t
     with pytest.raises(KeyboardInterrupt):
         trained(learnt, train, holdout, "budget", Target(0.6), observer=Seen(4), **options)
     assert same(whole, trained(learnt, train, holdout, "budget", Target(0.6), **options)[0])
-
-
-def test_a_run_that_keeps_its_last_epoch_has_no_patience(train):
-    scores = iter([0.9, 0.8, 0.6, 0.7])
-    recipe = FinetuningRecipe(epochs=4, batch_size=64, patience=1)
-    tuned = fine_tune(make_classifier(), train, recipe, evaluate=lambda: next(scores), keep_last=True)
-    assert (tuned.scores, tuned.best_epoch, tuned.steps) == ((0.9, 0.8, 0.6, 0.7), 4, 20)

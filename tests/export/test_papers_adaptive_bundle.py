@@ -162,7 +162,8 @@ def test_scores_mixtures_and_branches_compile(bundles, place):
         for name in set(tiers) & set(NAMES):
             engine = build(bundles[bundle], "tensorrt-rtx:SM86", place / "cache", tier=name).record.engine
             found[name] = (engine.attention_blocks, engine.attention_fused)
-    assert found == dict.fromkeys(NAMES, (2, True)) | dict.fromkeys(("random", "global"), (4, True))  # of two widths
+    two_widths = dict.fromkeys(("random", "global"), (4, True))  # of heads, each with an attention of its own
+    assert found == dict.fromkeys(NAMES, (2, True)) | two_widths
 
 
 def test_other_commands_refuse_such_a_run(bundles, place, tmp_path):

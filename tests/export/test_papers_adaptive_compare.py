@@ -189,11 +189,14 @@ def test_a_model_of_images_is_timed_on_images_of_its_one_size(tmp_path):
     pytest.importorskip("sklearn", reason="scikit-learn is absent")
     shape = ("--dim", 16, "--depth", 2, "--heads", 2, "--epochs", 1, "--lr", 1e-2, "--no-report")
     invoke(finetune, "digits", *shape, "--out", tmp_path)
-    invoke(compare, tmp_path / "digits", "--only", "skip", "--limit", 64, "--no-plots", "--out", tmp_path / "out")
+    options = ("--only", "skip", "--limit", 64, "--epochs", 2, "--lr", 1e-9, "--keep-runs", "--no-plots")
+    invoke(compare, tmp_path / "digits", *options, "--out", tmp_path / "out")
     full, skip = read_records(tmp_path / "out", MechanismRecord).values()
     for one in (full, skip):
         assert [(speed.rows, speed.tokens) for speed in one.speeds] == [(1, None), (32, None)]
         assert len(one.answers) == 360
+        metrics = open_compared(tmp_path / "out" / "runs" / f"{one.name}-seed0").metrics
+        assert (metrics.epochs, metrics.best_epoch) == (2, 2), "the last one is kept, though none is better"
     assert np.mean(np.array(full.int8.answers) == full.answers) > 0.9
     assert skip.use.kept > 0.5
 

@@ -46,7 +46,7 @@ from export.papers.looped.model import (
     unlooped_onnx,
 )
 from export.papers.looped.options import LoopedOptions
-from export.papers.looped.prompts import EVALUATION, draw_prompts, generator_of, squared_errors
+from export.papers.looped.prompts import EVALUATION, GOLDEN, draw_prompts, generator_of, squared_errors
 from export.papers.looped.recipes import training_plan
 from export.papers.looped.tiers import usual_files
 from export.papers.looped.train import load_run, train_run
@@ -180,6 +180,13 @@ def test_runs_of_all_functions_are_trained_exported_and_served_side_by_side(tmp_
 def bundle(lean):
     invoke(export, lean, "--repository", lean.parent)
     return Bundle.open(lean.with_name("looped-linear-1"))
+
+
+def test_golden_prompts_are_the_first_that_settle(bundle, lean):
+    model, (tier,) = load_run(lean)[0], bundle.manifest.tiers
+    xs, ys = draw_prompts("linear", 64, model.config.points, model.config.dims, generator_of(GOLDEN))
+    settled = trajectory(model, xs, ys[:, :-1], 32).residuals[-1] <= 0.05
+    np.testing.assert_array_equal(bundle.golden_of(tier, tier.artifacts[0]).inputs["xs"], xs.numpy()[settled][:16])
 
 
 def test_tolerances_of_every_precision_notice_a_broken_file_and_residuals_are_fp32(bundle):

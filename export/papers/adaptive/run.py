@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from torch import nn
 
 from edge.datatypes import Array
 from edge.errors import Raw, UsageError
@@ -127,21 +127,21 @@ class Mechanisms(Experiment[MechanismRecord]):
     def compute(self, part: Part, watch: Watch) -> MechanismRecord:
         """Make, train and time a mechanism; an unfinished training resumes."""
         name, seed = part.arguments
-        mechanism, task, data = MECHANISMS[name], self._task, self._data
-        recipe = replace(self.settings.recipe, epochs=mechanism.passes * self.settings.recipe.epochs)
+        mechanism, task, data, recipe = MECHANISMS[name], self._task, self._data, self.settings.recipe
+        # The last epoch, not the best: a budget falls during the training, and early epochs leave out less.
+        recipe = replace(recipe, epochs=mechanism.passes * recipe.epochs, min_delta=-math.inf)
         directory = unfinished(self._out, part)
         shared = SharedInputs(self._dense, self._calibration, seed, directory / "reduction")
         made = mechanism.make(shared)
         model, loss = made.model.to(device_of(self._device)), mechanism.train(shared)
 
-        def score(of: nn.Module) -> float:
-            return float(task.predict(of, data.holdout).score(task.headline))  # type: ignore[arg-type]
+        def score() -> float:
+            return float(task.predict(model, data.holdout).score(task.headline))
 
         with adaptive_term(model, loss) if loss else nullcontext() as term:
             of = partial(AdaptiveObjective, term=term) if term else TaskObjective
-            objective = of(model, data.train, recipe, seed=seed, evaluate=partial(score, model))
-            # Not the best epoch: while a budget falls to its share, the first epochs are better, and keep more.
-            tuned = train(objective, recipe, seed=seed, keep_last=True, state=directory / "state", observer=watch)
+            objective = of(model, data.train, recipe, seed=seed, evaluate=score)
+            tuned = train(objective, recipe, seed=seed, state=directory / "state", observer=watch)
         predicted = task.predict(model, self._dev)
         model = model.cpu()
         use = head_use(model, self._dev) or HeadUse(made.kept)

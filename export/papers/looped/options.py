@@ -83,7 +83,7 @@ looped_options = grouped_options(
             help="Looped models: steps of the first stage; the rest keeps its proportion.",
         ),
         click.option("--stages", type=click.IntRange(1), help="Looped models: first stages to train.  [default: all]"),
-        # Not auto, because the results in RESULTS.md are of trainings in FP32.
+        # Not auto, so that a seed gives the same model on every machine.
         precision_option(default="fp32", help="Looped models: precision of the multiplications, as for finetune."),
     ),
 )

@@ -122,8 +122,7 @@ def _small(function: str, injection: Injection | None, layers: int, dim: int, op
     settle = Curriculum(Rising(dims, dims), Rising(pairs + 1, pairs + 1), Rising(30, 30), window=8, drawn_loops=8)
     stages = (
         _stage("solve", steps, replace(_SMALL, peak_learning_rate=5e-3, schedule="constant"), solve, 12),
-        # On linear functions, half this rate makes errors 1.8 times as large, a quarter of it 3.2 times, and twice this
-        # rate 1.1 times (one seed).
+        # RESULTS.md has the errors of other rates.
         _stage("settle", max(1, steps * 8 // 3), replace(_SMALL, peak_learning_rate=6e-3), settle, 30),
     )
     return TrainingPlan(config, stages)

@@ -38,7 +38,7 @@ _PAGE = Path(__file__).with_name("RESULTS.md")
 RESULTS = Path(__file__).with_name("results")
 _PREDICTED, _SIDE_BY_SIDE = RESULTS / "predicted.json", RESULTS / "predicted-unlooped.json"
 _SERVED = RESULTS / "served.json"
-#: In the results, once the rates are chosen: settings and records of :mod:`export.papers.looped.trainings`.
+#: In the results: settings and records of :mod:`export.papers.looped.trainings`.
 _TRAININGS = "trainings"
 _PAIRS = (5, 6, 7, 8, 10, 15, 20)
 _KINDS = ("unlooped", "looped")
@@ -121,9 +121,9 @@ def pages() -> dict[Path, str]:
         _SIDE_BY_SIDE.name: _side_by_side(read_latencies(_SIDE_BY_SIDE)),
         _SERVED.name: _served(msgspec.json.decode(_SERVED.read_bytes())),
     }
-    if (chosen := RESULTS / _TRAININGS).is_dir():
-        tuning, trained = read_settings(chosen, TrainingsSettings).tuning, read_records(chosen, TrainingRecord)
-        tables[_TRAININGS] = rates_table(tuning, trained)._replace(title="")
+    chosen = RESULTS / _TRAININGS
+    tuning, trained = read_settings(chosen, TrainingsSettings).tuning, read_records(chosen, TrainingRecord)
+    tables[_TRAININGS] = rates_table(tuning, trained)._replace(title="")
     by_record = {f"export/papers/looped/results/{name}": table for name, table in tables.items()}
     page = with_tables(_PAGE.read_text(), "python -m export.papers.looped.tables", by_record)
     return {_PAGE: page, RESULTS / REPORT: report.page}

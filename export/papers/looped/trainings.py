@@ -60,12 +60,13 @@ class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return found
 
     def chosen(self, records: Mapping[str, TrainingRecord], function: str, *, unlooped: bool) -> float | None:
-        """Return the finalist with the least mean error; None before all have one."""
+        """Return the finalist with the least mean error; None before all have one, or if all diverge."""
         function, model = function if function in self.functions else self.functions[0], self.models[unlooped]
-        means = {rate: self.errors(records, function, model, rate) for rate in self._best(records, function, model)}
-        if not means or any(len(errors) < len(self.seeds) for errors in means.values()):
+        found = {rate: self.errors(records, function, model, rate) for rate in self._best(records, function, model)}
+        if not found or any(len(errors) < len(self.seeds) for errors in found.values()):
             return None
-        return min(means, key=lambda rate: sum(means[rate]))
+        best = min(found, key=lambda rate: sum(found[rate]))
+        return best if math.isfinite(sum(found[best])) else None
 
     def errors(
         self, records: Mapping[str, TrainingRecord], function: str, model: LoopedOptions, rate: float
@@ -76,9 +77,12 @@ class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [math.inf if error is None else error for error in found]
 
     def _best(self, records: Mapping[str, TrainingRecord], function: str, model: LoopedOptions) -> list[float]:
-        """Return the finalists by their error with the first seed; none before all rates have one."""
-        first = {rate: self.errors(records, function, model, rate)[:1] for rate in self.rates}
-        return sorted(self.rates, key=first.__getitem__)[: self.finalists] if all(first.values()) else []
+        """Return the finalists by their error with the first seed; none before all rates have one or diverged."""
+        names = {rate: name_of_tuning(function, replace(model, rate=rate), self.seeds[0]) for rate in self.rates}
+        if not names.values() <= records.keys():
+            return []
+        first = {rate: error for rate, name in names.items() if (error := records[name].error) is not None}
+        return sorted(first, key=first.__getitem__)[: self.finalists]
 
 
 class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,7 +98,7 @@ class TrainingsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     tuning: Tuning
     groups: dict[str, Group]
-    precision: Precision = "fp32"
+    precision: Precision
 
 
 SETTINGS = msgspec.json.decode(Path(__file__).with_name("trainings.json").read_bytes(), type=TrainingsSettings)
@@ -133,7 +137,7 @@ class Trainings(Experiment[TrainingRecord]):
         if not tunes:
             records = read_records(self._out, TrainingRecord)
             rate = self.settings.tuning.chosen(records, function, unlooped=options.unlooped)
-            assert rate is not None, "the rates are chosen first"
+            assert rate is not None, "the rates are chosen first, and one of them does not diverge"
             options = replace(options, rate=rate)
         run = self._out / (_TUNED if tunes else RUNS) / part.name
         try:
@@ -183,7 +187,7 @@ def rates_table(tuning: Tuning, records: Mapping[str, TrainingRecord]) -> Table:
             chosen = tuning.chosen(records, function, unlooped=model.unlooped)
             rows.append((function, "unlooped" if model.unlooped else "looped", *cells, chosen))
     heads = ("function", "model", *(f"rate {rate:g}" for rate in tuning.rates), "chosen")
-    return Table("Errors by learning rate, in units of the usual one, and by seed", heads, rows, 2)
+    return Table("Errors by learning rate (in units of the usual one), seed by seed", heads, rows, 2)
 
 
 @click.command()
