@@ -68,8 +68,8 @@ def compare(
     All start from a fine-tuned RUN on a task of GLUE, on SQuAD or on images, and each gets the same training, of which
     the last epoch is kept; weights that start untrained get twice the epochs. Accuracy is measured on dev, and speed,
     peak memory and INT8 on ONNX Runtime, in turns with the dense model: with smaller matrices if possible, else with
-    all scorers, masks and gates.
-    Nothing else should run meanwhile. Writes records.jsonl, report.md and a picture of the scores.
+    all scorers, masks and gates. Nothing else should run meanwhile. Writes records.jsonl, report.md and a picture of
+    the scores.
     """
     config = recorded(run)
     data_dir = labelled_data(config, data_dir)
