@@ -79,7 +79,7 @@ class Tuning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def _best(self, records: Mapping[str, TrainingRecord], function: str, model: LoopedOptions) -> list[float]:
         """Return the finalists by their error with the first seed; none before all rates have one or diverged."""
         names = {rate: name_of_tuning(function, replace(model, rate=rate), self.seeds[0]) for rate in self.rates}
-        if not names.values() <= records.keys():
+        if not {*names.values()} <= records.keys():
             return []
         first = {rate: error for rate, name in names.items() if (error := records[name].error) is not None}
         return sorted(first, key=first.__getitem__)[: self.finalists]
