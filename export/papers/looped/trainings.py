@@ -200,7 +200,7 @@ def main(out: Path, groups: tuple[str, ...], jobs: int | None) -> None:
     for chosen in ((), (), groups or tuple(SETTINGS.groups)):
         experiment = Trainings(SETTINGS, out, chosen)
         compute_parts(experiment, out, as_jobs=True, jobs=jobs)
-    report_experiment(experiment, out, plots=False)
+    report_experiment(Trainings(SETTINGS, out, tuple(SETTINGS.groups)), out, plots=False)
 
 
 if __name__ == "__main__":
